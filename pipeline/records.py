@@ -1,0 +1,151 @@
+"""The nouns that travel between the parts of the pipeline.
+
+All of them are frozen: a change is a new value. Nothing here imports torch, Ray or a file format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Bonus = Literal["verifier", "target"]
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to combine drafter and verifier: a `use:` name with its parameters.
+
+    `alpha` trades quality for cost: a larger alpha always means fewer deferrals to the verifier.
+    """
+
+    use: str
+    alpha: float | None = None
+    beta: float | str | None = None
+
+    @property
+    def label(self) -> str:
+        """The strategy as people write it, for example `spec_cascade.opt(alpha=0.2)`."""
+        given = [f"{name}={value:g}" for name, value in self._parameters() if value is not None]
+        return f"{self.use}({', '.join(given)})" if given else self.use
+
+    def _parameters(self) -> list[tuple[str, float | None]]:
+        beta = self.beta if isinstance(self.beta, float | int) else None
+        return [("alpha", self.alpha), ("beta", beta)]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What turns logits into the sampling distribution. Temperature 0 is greedy (one-hot)."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The decoding setting of a run: everything but the strategy that decides the tokens."""
+
+    block_size: int
+    max_new_tokens: int
+    sampling: Sampling = Sampling()
+    bonus: Bonus = "verifier"
+    seed: int = 0
+    repeats: int = 1
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def draft_length(self) -> int:
+        """Tokens a full draft block holds: one more than `block_size` when the bonus is judged."""
+        return self.block_size + (self.bonus == "target")
+
+
+@dataclass(frozen=True)
+class RowError:
+    """Why an example or a lane could not be decoded: a stable code and a sentence."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt with its stable id, its references and its token ids (empty when `error` is set)."""
+
+    example_id: str
+    prompt: str | None
+    references: tuple[str, ...]
+    prompt_ids: tuple[int, ...]
+    error: RowError | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A range of dataset examples: the unit of leasing, writing and resuming."""
+
+    index: int
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one outcome cost, as if its strategy had run alone.
+
+    `verifier_calls` is forward passes of the verifier on this sequence and `verifier_tokens` the
+    positions it scored. `accepted_histogram[k]` is the number of rounds that accepted k drafted tokens.
+    """
+
+    drafter_calls: int = 0
+    verifier_calls: int = 0
+    verifier_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    deferred: int = 0
+    bonus_tokens: int = 0
+    rounds: int = 0
+    accepted_histogram: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished (example, repeat, strategy): tokens, counts and why it ended.
+
+    `wall_seconds` runs from the opening of its first lane to its end; lanes share rounds, so it is
+    a measurement, not a cost. An error keeps the tokens that were emitted before it.
+    """
+
+    example_id: str
+    repeat: int
+    strategy: Strategy
+    output_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    counts: Counts
+    error: RowError | None = None
+    wall_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """What a worker did so far, physically: shared rounds count once however many strategies ride."""
+
+    name: str
+    node: str = ""
+    rounds: int = 0
+    lane_rounds: int = 0
+    outcomes: int = 0
+    busy_seconds: float = 0.0
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """All outcomes of one shard and where they were made."""
+
+    shard: int
+    outcomes: tuple[Outcome, ...] = field(repr=False)
+    drafter: str
+    verifier: str
+    node: str
