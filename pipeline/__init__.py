@@ -1,0 +1,1 @@
+"""speccascade: which combination of a drafter and a verifier gives which quality at which cost."""

@@ -1,0 +1,1 @@
+"""Where workers run: in this process or as Ray actors; the scheduler that leases shards to them."""

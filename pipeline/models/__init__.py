@@ -1,0 +1,1 @@
+"""The language models behind one interface: slot caches for both families."""

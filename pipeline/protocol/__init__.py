@@ -1,0 +1,1 @@
+"""Pure tensor mathematics: distributions, deferral rules, verification. No models, no I/O."""

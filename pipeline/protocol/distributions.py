@@ -1,0 +1,96 @@
+"""From logits to distributions, and from distributions to tokens.
+
+One function makes the distribution that is drawn from *and* judged by, for both models. Everything
+is float32 from logits (float64 stays float64, for proofs); shapes end in the vocabulary axis V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from pipeline.records import Sampling
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """Untempered probabilities, what deferral rules look at. (..., V) to (..., V)."""
+    return torch.softmax(_full_precision(logits), dim=-1)
+
+
+def sampling_distribution(logits: Tensor, sampling: Sampling) -> Tensor:
+    """What tokens are drawn from: after temperature, top-k, top-p and min-p, in this order.
+
+    The order and the tie rules are those of `transformers`: top-k keeps all tokens that tie with the
+    k-th, top-p keeps the token that crosses the mass, and one token always stays. Temperature 0 is
+    the one-hot of the first maximum.
+
+    Args:
+        logits: (..., V).
+
+    Returns:
+        (..., V), sums to one. NaN where the model gave no distribution: a NaN or infinite maximum.
+    """
+    logits = _full_precision(logits)
+    if sampling.temperature == 0:
+        greedy = one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
+        return greedy + 0 * logits.amax(dim=-1, keepdim=True)  # 0 * NaN and 0 * inf are NaN
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    probs = torch.softmax(logits, dim=-1)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        probs = _normalise(probs * _nucleus(probs, sampling.top_p))
+    if sampling.min_p is not None:
+        probs = _normalise(probs * (probs >= sampling.min_p * probs.amax(-1, keepdim=True)))
+    return probs
+
+
+def is_broken(confidences: Tensor) -> Tensor:
+    """Whether a model gave no distribution there: NaN or infinite logits. (..., V) to (...)."""
+    return confidences.amax(dim=-1).isnan()
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse-CDF sampling from unnormalised weights. Never returns a token of zero weight.
+
+    Drawing from two distributions with the same uniform makes them agree often, which pairs the
+    strategies of an example.
+
+    Args:
+        weights: (..., V), not negative; a row without any mass gives its first token.
+        uniform: (...) in [0, 1), float64.
+
+    Returns:
+        int64 (...).
+    """
+    cumulative = weights.double().cumsum(dim=-1)
+    total = cumulative[..., -1:]
+    # The product can round up to the total, behind which no token has mass.
+    level = torch.minimum(
+        uniform[..., None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    return torch.searchsorted(cumulative, level, right=True)[..., 0].clamp(
+        max=weights.shape[-1] - 1
+    )
+
+
+def total_variation(drafter_probs: Tensor, verifier_probs: Tensor) -> Tensor:
+    """D_TV(p, q) = sum max(0, p - q) (Lemma 3), one-sided, over the full vocabulary. (..., V) to (...)."""
+    return (verifier_probs - drafter_probs).clamp_min_(0).sum(dim=-1)
+
+
+def _full_precision(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _normalise(probs: Tensor) -> Tensor:
+    return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """The smallest set of most likely tokens whose mass reaches `top_p`. (..., V) bool."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    mass_before = ordered.cumsum(dim=-1) - ordered
+    return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, mass_before < top_p)

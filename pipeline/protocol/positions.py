@@ -1,0 +1,110 @@
+"""What is known at the positions where drafted tokens are judged."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pipeline.protocol.distributions import (
+    confidence,
+    sampling_distribution,
+    total_variation,
+)
+from pipeline.records import Sampling
+
+
+class Distributions:
+    """Both views of one model's logits: what is drawn from, and what rules look at. (N, V) each."""
+
+    def __init__(self, logits: Tensor, sampling: Sampling) -> None:
+        self.confidences = confidence(logits)
+        plain = sampling == Sampling(temperature=1.0)
+        self.probs = self.confidences if plain else sampling_distribution(logits, sampling)
+
+    @cached_property
+    def peaks(self) -> Tensor:
+        """The largest confidence of each position, (N, 1); NaN where the model is broken."""
+        return self.confidences.amax(dim=-1, keepdim=True)
+
+
+class Positions:
+    """M chosen rows of N judged positions; wide tensors are gathered only when asked for.
+
+    Args:
+        drafter, verifier: the distributions of both models at all N positions.
+        drafted: int64 (N,), the drafted tokens.
+        index: int64 (M,), the rows chosen; None is all of them.
+    """
+
+    def __init__(
+        self,
+        drafter: Distributions,
+        verifier: Distributions,
+        drafted: Tensor,
+        index: Tensor | None = None,
+    ) -> None:
+        self.drafter, self.verifier, self.drafted = drafter, verifier, drafted
+        self.index = torch.arange(len(drafted), device=drafted.device) if index is None else index
+        self._shared = self
+
+    def take(self, index: Tensor) -> Positions:
+        """The rows `index` of all N positions. What was computed once for all is shared."""
+        chosen = Positions(self.drafter, self.verifier, self.drafted, index)
+        chosen._shared = self._shared
+        return chosen
+
+    @property
+    def drafter_probs(self) -> Tensor:
+        """q, the drafter's sampling distribution, (M, V)."""
+        return self.drafter.probs[self.index]
+
+    @property
+    def verifier_probs(self) -> Tensor:
+        """p, the verifier's sampling distribution, (M, V)."""
+        return self.verifier.probs[self.index]
+
+    @property
+    def drafter_confidence(self) -> Tensor:
+        """The drafter's untempered probabilities, (M, V)."""
+        return self.drafter.confidences[self.index]
+
+    @property
+    def verifier_confidence(self) -> Tensor:
+        """The verifier's untempered probabilities, (M, V)."""
+        return self.verifier.confidences[self.index]
+
+    @property
+    def drafter_max(self) -> Tensor:
+        """The drafter's largest confidence, (M, 1)."""
+        return self.drafter.peaks[self.index]
+
+    @property
+    def verifier_max(self) -> Tensor:
+        """The verifier's largest confidence, (M, 1)."""
+        return self.verifier.peaks[self.index]
+
+    @property
+    def total_variation(self) -> Tensor:
+        """D_TV of the sampling distributions, (M, 1)."""
+        return self._shared._all_total_variation[self.index]
+
+    @property
+    def drafter_prob_of_draft(self) -> Tensor:
+        """q(x) of the drafted token x, (M, 1)."""
+        return self._shared._all_draft_probs[0][self.index]
+
+    @property
+    def verifier_prob_of_draft(self) -> Tensor:
+        """p(x) of the drafted token x, (M, 1)."""
+        return self._shared._all_draft_probs[1][self.index]
+
+    @cached_property
+    def _all_total_variation(self) -> Tensor:
+        return total_variation(self.drafter.probs, self.verifier.probs)[:, None]
+
+    @cached_property
+    def _all_draft_probs(self) -> tuple[Tensor, Tensor]:
+        drafted = self.drafted[:, None]
+        return self.drafter.probs.gather(1, drafted), self.verifier.probs.gather(1, drafted)

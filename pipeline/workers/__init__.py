@@ -1,0 +1,1 @@
+"""A drafter and a verifier: plain classes that hold one model each, and what crosses between them."""
