@@ -1,0 +1,174 @@
+"""The ragged slot cache: static key/value slots that plug into `transformers` attention layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+ATTENTION = "speccascade_slots"
+"""The name of `slot_attention` in the registry of `transformers`."""
+
+_COLUMNS = 32
+"""Cache columns are read and grown in multiples of this, so that shapes repeat."""
+
+
+def in_columns(length: int, multiple: int = _COLUMNS) -> int:
+    """A length rounded up to whole blocks of columns."""
+    return -(-length // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one forward pass feeds: absolute positions (A, Q) and how many columns it reads.
+
+    `rows` is None for a step over the first A slots. For a prefill it names the slots of the A rows,
+    which are written from column 0 and attend to nothing but themselves.
+    """
+
+    positions: Tensor
+    columns: int
+    rows: Tensor | None = None
+
+    def distances(self) -> Tensor:
+        """Query position minus cache column, (A, Q, columns); negative is the future."""
+        column = torch.arange(self.columns, device=self.positions.device)
+        return self.positions[:, :, None] - column
+
+    def mask(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
+        """The additive causal mask (A, 1, Q, columns), with a sliding window where a layer has one."""
+        distances = self.distances()
+        visible = distances >= 0
+        if window is not None:
+            visible &= distances < window
+        return additive(visible, dtype)[:, None]
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, the lowest finite number elsewhere: an all-hidden row must not become NaN."""
+    lowest = torch.finfo(dtype).min
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, lowest)
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, (slots, heads, columns, head size) each, zero at first."""
+
+    def __init__(self, store: SlotCache) -> None:
+        super().__init__()
+        self._store = store
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate on the first pass, when heads, head size and dtype are known."""
+        heads, shape = key_states.shape[1], (self._store.slots, key_states.shape[1])
+        self.keys = key_states.new_zeros(*shape, self._store.columns, key_states.shape[3])
+        self.values = value_states.new_zeros(*shape, self._store.columns, value_states.shape[3])
+        self._heads = torch.arange(heads, device=key_states.device)[None, :, None]
+        self.is_initialized = True
+
+    def grow(self) -> None:
+        """Add columns until there are as many as the store wants."""
+        if self.is_initialized:
+            missing = self._store.columns - self.keys.shape[2]
+            self.keys = pad(self.keys, (0, 0, 0, missing))
+            self.values = pad(self.values, (0, 0, 0, missing))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the fed columns; return what the queries may look at."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        feed = self._store.feed
+        if feed.rows is not None:
+            width = key_states.shape[2]
+            self.keys[feed.rows, :, :width] = key_states
+            self.values[feed.rows, :, :width] = value_states
+            return key_states, value_states
+        lanes = len(key_states)
+        slot = torch.arange(lanes, device=key_states.device)[:, None, None]
+        where = (slot, self._heads, feed.positions[:, None, :])
+        self.keys.index_put_(where, key_states)
+        self.values.index_put_(where, value_states)
+        return self.keys[:lanes, :, : feed.columns], self.values[:lanes, :, : feed.columns]
+
+    def get_seq_length(self) -> int:
+        """0: models must not derive positions from the cache, each lane has its own."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Never asked for, since masks are passed in."""
+        return self._store.columns, 0
+
+    def get_max_length(self) -> int:
+        """No maximum: the cache grows."""
+        return -1
+
+
+class SlotCache:
+    """The self-attention cache of a bank: one `SlotLayer` a layer, and the feed in progress."""
+
+    def __init__(self, slots: int, layers: int) -> None:
+        self.slots = slots
+        self.columns = 0
+        self.layers = [SlotLayer(self) for _ in range(layers)]
+        self.cache = Cache(layers=self.layers)
+        self.feed: Feed
+
+    def step(self, positions: Tensor) -> Feed:
+        """Prepare a pass over the first A slots at positions (A, Q)."""
+        self.feed = Feed(positions, self._reserve(int(positions.max()) + 1))
+        return self.feed
+
+    def prefill(self, rows: Sequence[int], width: int, device: torch.device) -> Feed:
+        """Prepare a pass that fills the slots `rows` from column 0 with `width` tokens each."""
+        self._reserve(width)
+        positions = torch.arange(width, device=device).expand(len(rows), width)
+        self.feed = Feed(positions, width, torch.tensor(rows, device=device))
+        return self.feed
+
+    def _reserve(self, length: int) -> int:
+        length = in_columns(length)
+        if length > self.columns:
+            self.columns = length
+            for layer in self.layers:
+                layer.grow()
+        return length
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention with additive masks; grouped heads are packed into the query axis.
+
+    Packing leaves the keys as they lie in the cache, where repeating them for each group would copy
+    them. Query is (A, heads, Q, D), key and value (A, groups, K, D); returns (A, Q, heads, D).
+    """
+    lanes, heads, length, size = query.shape
+    per_group = heads // key.shape[1]
+    mask = attention_mask if position_bias is None else position_bias
+    if attention_mask is not None and position_bias is not None:
+        mask = position_bias + attention_mask
+    if per_group > 1:
+        query = query.reshape(lanes, key.shape[1], per_group * length, size)
+        mask = None if mask is None else mask.repeat(1, 1, per_group, 1)
+    attended = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return attended.reshape(lanes, heads, length, -1).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, slot_attention)
+# Without a mask function of the same name `transformers` drops two-dimensional masks silently.
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

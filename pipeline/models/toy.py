@@ -1,0 +1,44 @@
+"""A table instead of a network: exact, tiny, and free of `transformers`. For tests and simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+
+
+class TableModel(LanguageModel):
+    """A Markov chain: the next token's logits are a row of a table, chosen by the last token.
+
+    Args:
+        logits: float (V, V), row t holds the logits behind token t.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self.device = logits.device
+        self.vocabulary = logits.shape[1]
+
+    def bank(self, slots: int) -> TableBank:
+        """New, empty slots. There is nothing to cache."""
+        return TableBank(self, slots)
+
+
+class TableBank(ModelBank):
+    """Slots of a table model; the prefix is the prompt."""
+
+    def __init__(self, owner: TableModel, slots: int) -> None:
+        super().__init__(slots, owner.device)
+        self._owner = owner
+
+    def _prefix(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        return prompt_ids
+
+    def _prefill(self, contents: Sequence[SlotContent]) -> None:
+        pass
+
+    def _forward(self, tokens: Tensor, positions: Tensor, keep: int) -> Tensor:
+        return self._owner.logits[tokens[:, -keep:].to(torch.long)]

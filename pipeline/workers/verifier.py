@@ -1,0 +1,80 @@
+"""The verifier worker: one large model that judges the blocks of many banks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+from pipeline.protocol.verification import verify
+from pipeline.records import Setting, Strategy
+from pipeline.workers.wire import VerifyReply, VerifyRequest, as_tensor
+
+
+class StaleBankError(RuntimeError):
+    """The verifier does not hold the bank as the drafter thinks: it was restarted, or a round is lost.
+
+    The drafter answers by opening all lanes again from their tokens.
+    """
+
+
+@dataclass
+class _Bank:
+    cache: ModelBank
+    next_round: int
+    last_reply: VerifyReply | None = field(default=None, repr=False)
+
+
+class VerifierWorker:
+    """Holds the verifier and a cache for every bank that sends it blocks."""
+
+    def __init__(
+        self, model: LanguageModel, strategies: Sequence[Strategy], setting: Setting
+    ) -> None:
+        self.model = model
+        self.strategies = tuple(strategies)
+        self.setting = setting
+        self._banks: dict[str, _Bank] = {}
+
+    def verify(self, request: VerifyRequest) -> VerifyReply:
+        """Judge a block. A repeated request gets the stored reply and changes nothing.
+
+        Raises:
+            StaleBankError: the bank is unknown here, or another round was expected.
+        """
+        bank = self._banks.get(request.bank)
+        if bank is not None and bank.last_reply and bank.last_reply.round == request.round:
+            return bank.last_reply
+        if request.fresh:
+            bank = _Bank(self.model.bank(request.slots), next_round=request.round)
+            self._banks[request.bank] = bank
+        if bank is None or bank.next_round != request.round:
+            raise StaleBankError(f"{request.bank} is not at round {request.round}")
+        reply = self._judge(bank.cache, request)
+        bank.next_round, bank.last_reply = request.round + 1, reply
+        return reply
+
+    @torch.inference_mode()
+    def _judge(self, cache: ModelBank, request: VerifyRequest) -> VerifyReply:
+        cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in request.openings])
+        block = request.block(self.model.device)
+        pairs = request.pairs(self.model.device)
+        last = as_tensor(request.last_tokens, self.model.device)
+        logits = cache.feed(
+            *self._fed(last, block.tokens, block.starts), self._columns(block.tokens)
+        )
+        verdicts = verify(block, logits, pairs, self.strategies, self.setting)
+        return VerifyReply.of(request.round, verdicts)
+
+    def _columns(self, tokens: Tensor) -> int:
+        """Positions to score: the drafted ones, and one more for the bonus of Algorithm 4."""
+        return tokens.shape[1] + (self.setting.bonus == "verifier")
+
+    def _fed(self, last: Tensor, tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """The last emitted token and the drafted ones behind it, with their offsets."""
+        fed = torch.cat([last[:, None], tokens], dim=1)[:, : self._columns(tokens)]
+        columns = torch.arange(fed.shape[1], device=fed.device)
+        return fed, starts[:, None] - 1 + columns

@@ -1,0 +1,104 @@
+"""What crosses between a drafter and a verifier: numpy arrays and integers, never torch tensors.
+
+Logits are packed here and nowhere else, so that what is sent is a choice of one place. The verifier
+judges with exactly the logits that the drafter drew from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.protocol.verification import Block, Pairs, Verdicts
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LaneOpening:
+    """A lane that takes a slot: what a cache is rebuilt from."""
+
+    slot: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """One round of one bank. Arrays are those of `Block` and `Pairs`; A lanes, D columns.
+
+    `last_tokens` is what each lane emitted last, int64 (A,); a lane that emitted nothing is at
+    `starts` 0 and the verifier takes the last token of its own prefix.
+    """
+
+    bank: str
+    slots: int
+    round: int
+    fresh: bool
+    """Whether the verifier must forget what it holds of the bank: every lane is among the openings."""
+    openings: tuple[LaneOpening, ...]
+    last_tokens: Ints
+    tokens: Ints
+    drafter_logits: Floats
+    num_drafted: Ints
+    budgets: Ints
+    starts: Ints
+    keys: Ints
+    repeats: Ints
+    pair_rows: Ints
+    pair_strategies: Ints
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+
+    def block(self, device: torch.device) -> Block:
+        """The draft block on the verifier's device."""
+        return Block(
+            tokens=as_tensor(self.tokens, device),
+            drafter_logits=as_tensor(self.drafter_logits, device),
+            num_drafted=as_tensor(self.num_drafted, device),
+            budgets=as_tensor(self.budgets, device),
+            starts=as_tensor(self.starts, device),
+            keys=as_tensor(self.keys, device),
+            repeats=as_tensor(self.repeats, device),
+        )
+
+    def pairs(self, device: torch.device) -> Pairs:
+        """The (lane, strategy) pairs on the verifier's device."""
+        return Pairs(as_tensor(self.pair_rows, device), as_tensor(self.pair_strategies, device))
+
+
+@dataclass(frozen=True)
+class VerifyReply:
+    """The verdicts of a round, one row a pair, in the order of the request's pairs."""
+
+    round: int
+    tokens: Ints
+    num_tokens: Ints
+    counts: Ints
+    failed: Ints
+
+    @classmethod
+    def of(cls, round_number: int, verdicts: Verdicts) -> VerifyReply:
+        """Pack verdicts for the way back."""
+        return cls(
+            round=round_number,
+            tokens=verdicts.tokens.cpu().numpy(),
+            num_tokens=verdicts.num_tokens.cpu().numpy(),
+            counts=verdicts.counts.cpu().numpy(),
+            failed=verdicts.failed.cpu().numpy(),
+        )
+
+
+def as_tensor(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A tensor that shares the array where it can. Arrays that came over Ray are read-only.
+
+    Torch would warn about those and cannot mark a tensor read-only, so they are copied.
+    """
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
