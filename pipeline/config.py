@@ -69,6 +69,7 @@ class ModelsConfig(_Config):
 
     drafter: ModelConfig
     verifier: ModelConfig
+    allow_different_vocabularies: bool = False
 
 
 class DecodingConfig(_Config):

@@ -1,14 +1,14 @@
 """The drafter worker: one small model, and the banks of lanes that it drives.
 
-A round of a bank is four acts: fill free slots, draft a block, have it verified (elsewhere), apply
-the verdicts. Between rounds the lanes' tokens are all there is; caches can be rebuilt from them.
+A round of a bank is four acts: seat lanes in free slots, draft a block, have it verified (elsewhere),
+apply the verdicts. Between rounds the lanes' tokens are all there is; caches can be rebuilt from them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,26 +24,28 @@ from pipeline.workers.wire import LaneOpening, VerifyReply, VerifyRequest
 
 @dataclass
 class Bank:
-    """Slots that go through a round together, and the lanes that wait for one of them."""
+    """Slots that go through a round together."""
 
     name: str
     cache: ModelBank
     lanes: list[Lane | None]
     round: int = 0
-    fresh: bool = True
-    """Whether the verifier must open every lane: at the start, and after it lost them."""
-    waiting: deque[Lane] = field(default_factory=deque)
+    opened: list[int] = field(default_factory=list)
+    """Slots seated since the last round: both models must build their caches."""
     pairs: list[range] = field(default_factory=list)
     """Rows of the reply that belong to each slot."""
 
     @property
-    def is_idle(self) -> bool:
-        """Nothing to decode here."""
-        return not self.waiting and all(lane is None for lane in self.lanes)
+    def held(self) -> list[int]:
+        """The slots in use."""
+        return [slot for slot, lane in enumerate(self.lanes) if lane is not None]
 
 
 class DrafterWorker:
-    """Holds the drafter and its banks. `add` work, then alternate `draft` and `apply` for each bank."""
+    """Holds the drafter and its banks.
+
+    `add` work; then, for each bank, `seat`, `draft` and `apply` in turn. `draft` alone computes.
+    """
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class DrafterWorker:
         banks: int,
         slots: int,
     ) -> None:
+        self.name = name
         self.model = model
         self.strategies = tuple(strategies)
         self.setting = setting
@@ -62,77 +65,78 @@ class DrafterWorker:
             Bank(f"{name}/bank-{index}", model.bank(slots), [None] * slots)
             for index in range(banks)
         ]
-        self._queue: deque[Lane] = deque()
+        self._new: deque[Lane] = deque()
+        self._split: deque[Lane] = deque()
 
-    def add(self, shard: Shard) -> None:
-        """Queue all examples of a shard. Examples with an error have nothing to decode."""
-        for example in shard.examples:
-            for repeat in range(self.setting.repeats if example.error is None else 0):
-                lane = Lane.first(example, repeat, shard.index, len(self.strategies), self.setting)
-                self._queue.append(lane)
+    def add(self, shard: Shard) -> int:
+        """Queue all examples of a shard; how many outcomes it will have comes back.
 
-    def has_work(self, bank: Bank) -> bool:
-        """Whether a round of this bank would decode anything."""
-        return bool(self._queue) or not bank.is_idle
+        Examples with an error have nothing to decode.
+        """
+        lanes = [
+            Lane.first(example, repeat, shard.index, len(self.strategies), self.setting)
+            for example in shard.examples
+            if example.error is None
+            for repeat in range(self.setting.repeats)
+        ]
+        self._new.extend(lanes)
+        return len(lanes) * len(self.strategies)
 
-    def reopen(self, bank: Bank) -> None:
-        """The verifier lost the bank: its next round opens every lane again from its tokens."""
-        bank.fresh = True
+    def seat(self, bank: Bank) -> bool:
+        """Give the lowest free slots to lanes that wait. Whether the bank has anything to decode.
+
+        Lanes that split off go before new examples, so that the lanes in the making stay bounded.
+        """
+        for slot, lane in enumerate(bank.lanes):
+            if lane is None and (source := self._split or self._new):
+                bank.lanes[slot] = source.popleft()
+                bank.opened.append(slot)
+        return bool(bank.held)
 
     @torch.inference_mode()
     def draft(self, bank: Bank) -> VerifyRequest:
-        """Fill free slots and draft a block for all lanes of the bank."""
-        opened = self._fill(bank)
-        lanes = _active(bank.lanes)
-        block = _Drafting(self.model.device, lanes, self.setting)
-        logits, tokens = block.run(bank.cache)
+        """Draft a block for all lanes of the bank."""
+        openings, bank.opened = _openings(bank, bank.opened), []
+        bank.cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in openings])
+        # Free slots below the last one in use idle along; the lowest are filled first.
+        lanes = bank.lanes[: bank.held[-1] + 1]
+        drafting = _Drafting(self.model.device, lanes, self.setting)
+        logits, tokens = drafting.run(bank.cache)
         bank.pairs = _pair_ranges(lanes)
-        fresh, bank.fresh = bank.fresh, False
-        held = [slot for slot, lane in enumerate(lanes) if lane is not None]
         return VerifyRequest(
             bank=bank.name,
             slots=self.slots,
             round=bank.round,
-            fresh=fresh,
-            openings=tuple(_opening(slot, lanes[slot]) for slot in (held if fresh else opened)),
-            last_tokens=block.last_tokens[:, 1].numpy(),
+            fresh=bank.round == 0,
+            openings=openings,
+            last_tokens=drafting.last_tokens[:, 1].numpy(),
             tokens=tokens.cpu().numpy(),
             drafter_logits=logits.cpu().numpy(),
-            num_drafted=block.num_drafted(logits, tokens).cpu().numpy(),
-            budgets=block.budgets.numpy(),
-            starts=block.starts.numpy(),
-            keys=block.keys.numpy(),
-            repeats=block.repeats.numpy(),
+            num_drafted=drafting.num_drafted(logits, tokens).cpu().numpy(),
+            budgets=drafting.budgets.numpy(),
+            starts=drafting.starts.numpy(),
+            keys=drafting.keys.numpy(),
+            repeats=drafting.repeats.numpy(),
             pair_rows=np.repeat(np.arange(len(lanes)), [len(pairs) for pairs in bank.pairs]),
             pair_strategies=np.array([i for lane in lanes if lane for i in lane.tallies]),
         )
 
+    def reopened(self, bank: Bank, request: VerifyRequest) -> VerifyRequest:
+        """The same round for a verifier that lost the bank: every lane is opened from its tokens."""
+        return replace(request, fresh=True, openings=_openings(bank, bank.held))
+
     def apply(self, bank: Bank, reply: VerifyReply) -> list[Finished]:
-        """Advance every lane by its verdicts; lanes that split off wait for a slot in this bank."""
+        """Advance every lane by its verdicts; lanes that split off wait for a slot of any bank."""
         finished: list[Finished] = []
         for slot, pairs in enumerate(bank.pairs):
-            lane = bank.lanes[slot]
-            if lane is None:
+            if (lane := bank.lanes[slot]) is None:
                 continue
             step = advance(lane, pairs, reply, self.strategies, self.setting)
             finished.extend(step.finished)
             bank.lanes[slot] = step.lanes[0] if step.lanes else None
-            bank.waiting.extend(step.lanes[1:])
+            self._split.extend(step.lanes[1:])
         bank.round += 1
         return finished
-
-    def _fill(self, bank: Bank) -> list[int]:
-        """Seat waiting lanes, then new examples, in the lowest free slots. Returns those slots.
-
-        Waiting lanes go first, so that the number of lanes in the making stays bounded.
-        """
-        opened = []
-        for slot, lane in enumerate(bank.lanes):
-            if lane is None and (source := bank.waiting or self._queue):
-                bank.lanes[slot] = source.popleft()
-                opened.append(slot)
-        bank.cache.open([_content(slot, bank.lanes[slot]) for slot in opened])
-        return opened
 
 
 class _Drafting:
@@ -188,22 +192,13 @@ def _first(flags: Tensor) -> Tensor:
     return (~flags).long().cumprod(dim=1).sum(dim=1)
 
 
-def _active(lanes: Sequence[Lane | None]) -> Sequence[Lane | None]:
-    """The slots up to the last one in use. The lowest free slots are filled first, so holes are rare."""
-    used = [slot for slot, lane in enumerate(lanes) if lane is not None]
-    return lanes[: used[-1] + 1]
-
-
 def _pair_ranges(lanes: Sequence[Lane | None]) -> list[range]:
     ends = np.cumsum([len(lane.tallies) if lane else 0 for lane in lanes]).tolist()
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _opening(slot: int, lane: Lane | None) -> LaneOpening:
-    assert lane is not None, f"slot {slot} is free"
-    return LaneOpening(slot, lane.example.prompt_ids, lane.output_ids)
-
-
-def _content(slot: int, lane: Lane | None) -> SlotContent:
-    opening = _opening(slot, lane)
-    return SlotContent(slot, opening.prompt_ids, opening.output_ids)
+def _openings(bank: Bank, slots: Sequence[int]) -> tuple[LaneOpening, ...]:
+    lanes = [(slot, bank.lanes[slot]) for slot in slots]
+    return tuple(
+        LaneOpening(slot, lane.example.prompt_ids, lane.output_ids) for slot, lane in lanes if lane
+    )

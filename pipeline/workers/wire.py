@@ -53,6 +53,11 @@ class VerifyRequest:
     pair_strategies: Ints
 
     @property
+    def num_lanes(self) -> int:
+        """Lanes that are decoded; free slots between them idle along."""
+        return len(np.unique(self.pair_rows))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))

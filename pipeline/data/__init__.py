@@ -1,0 +1,1 @@
+"""From a dataset to shards of examples: loading, prompts, tokens."""

@@ -1,0 +1,83 @@
+"""What a fleet is: drafters that decode shards, wherever they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from pipeline.config import ClusterConfig, ModelsConfig
+from pipeline.models.loading import load_model
+from pipeline.records import Setting, Shard, ShardResult, Strategy, WorkerStats
+from pipeline.workers.drafter import DrafterWorker
+from pipeline.workers.verifier import VerifierWorker
+
+
+class Drafter(Protocol):
+    """A drafter that can be given shards."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in the rows."""
+
+    async def decode(self, shard: Shard) -> ShardResult:
+        """All outcomes of the shard; several shards may be under way."""
+
+
+class Fleet(Protocol):
+    """Drafters and verifiers, from the start of the workers to their end (`async with`)."""
+
+    async def __aenter__(self) -> Fleet:
+        """Start the workers; all models are loaded when this returns."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the workers and give back what they held."""
+
+    @property
+    def drafters(self) -> Sequence[Drafter]:
+        """The drafters to lease shards to."""
+
+    async def stats(self) -> list[WorkerStats]:
+        """What each worker did so far."""
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """All that a worker is built from. It is small and pickles, so any process can build one."""
+
+    models: ModelsConfig
+    vocabulary: int
+    strategies: tuple[Strategy, ...]
+    setting: Setting
+    cluster: ClusterConfig
+
+    def drafter_names(self) -> list[str]:
+        """drafter-0, drafter-1, ..."""
+        return [f"drafter-{index}" for index in range(self.cluster.drafter.replicas)]
+
+    def verifier_names(self) -> list[str]:
+        """verifier-0, verifier-1, ..."""
+        return [f"verifier-{index}" for index in range(self.cluster.verifier.replicas)]
+
+    def verifiers_of(self, drafter: int) -> list[int]:
+        """The verifiers of a drafter, bank by bank: all banks of the fleet are dealt round robin."""
+        role = self.cluster.drafter
+        verifiers = self.cluster.verifier.replicas
+        return [(drafter + bank * role.replicas) % verifiers for bank in range(role.banks)]
+
+    def load_drafter(self, name: str) -> DrafterWorker:
+        """Load the drafter in this process."""
+        role = self.cluster.drafter
+        model = load_model(self.models.drafter, self.vocabulary)
+        return DrafterWorker(name, model, self.strategies, self.setting, role.banks, role.slots)
+
+    def load_verifier(self) -> VerifierWorker:
+        """Load the verifier in this process."""
+        model = load_model(self.models.verifier, self.vocabulary)
+        return VerifierWorker(model, self.strategies, self.setting)

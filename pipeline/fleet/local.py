@@ -1,0 +1,80 @@
+"""The whole fleet in this process, one piece of work at a time: the debugger and the test bed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from pipeline.fleet.interface import FleetPlan
+from pipeline.models.determinism import prepare_numerics
+from pipeline.records import Shard, ShardResult, WorkerStats
+from pipeline.workers.engine import DrafterEngine, VerifierEngine, VerifierLink
+
+Result = TypeVar("Result")
+
+
+class LocalFleet:
+    """The same workers as on Ray, without Ray. Rows are identical."""
+
+    def __init__(self, plan: FleetPlan) -> None:
+        self._plan = plan
+        self._drafters: list[LocalDrafter] = []
+        self._verifiers: list[VerifierEngine] = []
+
+    async def __aenter__(self) -> LocalFleet:
+        """Load all models."""
+        prepare_numerics()
+        plan = self._plan
+        self._verifiers = [
+            VerifierEngine(name, plan.load_verifier(), _inline, node="local")
+            for name in plan.verifier_names()
+        ]
+        for index, name in enumerate(plan.drafter_names()):
+            links = [_link(self._verifiers[number]) for number in plan.verifiers_of(index)]
+            engine = DrafterEngine(plan.load_drafter(name), links, _inline, node="local")
+            self._drafters.append(LocalDrafter(name, engine))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the banks."""
+        for drafter in self._drafters:
+            await drafter.engine.close()
+
+    @property
+    def drafters(self) -> Sequence[LocalDrafter]:
+        """The drafters to lease shards to."""
+        return self._drafters
+
+    async def stats(self) -> list[WorkerStats]:
+        """What each worker did so far."""
+        drafters = [drafter.engine.stats for drafter in self._drafters]
+        return drafters + [verifier.stats for verifier in self._verifiers]
+
+
+class LocalDrafter:
+    """A drafter in this process."""
+
+    def __init__(self, name: str, engine: DrafterEngine) -> None:
+        self.name = name
+        self.engine = engine
+
+    async def decode(self, shard: Shard) -> ShardResult:
+        """All outcomes of the shard."""
+        return await self.engine.decode(shard)
+
+
+def _link(verifier: VerifierEngine) -> VerifierLink:
+    return VerifierLink(verifier.stats.name, verifier.verify)
+
+
+async def _inline(work: Callable[[], Result]) -> Result:
+    """Run the work here, but let other coroutines (the other banks, the progress bar) go first."""
+    await asyncio.sleep(0)
+    return work()

@@ -1,0 +1,1 @@
+"""What a prediction is worth: metrics that need no network."""
