@@ -27,13 +27,14 @@ def decode(
     verifying = VerifierWorker(verifier, strategies, setting)
     drafting.add(Shard(0, examples))
     outcomes: dict[tuple[str, int, str], Outcome] = {}
-    while any(drafting.has_work(bank) for bank in drafting.banks):
+    while any([drafting.seat(bank) for bank in drafting.banks]):
         for bank in drafting.banks:
-            if drafting.has_work(bank):
-                reply = verifying.verify(drafting.draft(bank))
-                for finished in drafting.apply(bank, reply):
-                    outcome = finished.outcome
-                    key = (outcome.example_id, outcome.repeat, outcome.strategy.label)
-                    assert key not in outcomes, f"{key} came twice"
-                    outcomes[key] = outcome
+            if not bank.held:
+                continue
+            reply = verifying.verify(drafting.draft(bank))
+            for finished in drafting.apply(bank, reply):
+                outcome = finished.outcome
+                key = (outcome.example_id, outcome.repeat, outcome.strategy.label)
+                assert key not in outcomes, f"{key} came twice"
+                outcomes[key] = outcome
     return outcomes

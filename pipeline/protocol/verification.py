@@ -240,7 +240,8 @@ class _Group:
             same = ~deferred
         else:
             same = ~deferred | (shared.verifier_tokens == shared.block.tokens).flatten()[index]
-        return same.view(len(rows), -1), deferred.view(len(rows), -1)
+        shape = (len(rows), len(columns))
+        return same.view(shape), deferred.view(shape)
 
     def _may_continue(self) -> Tensor:
         """Whether a block taken whole is followed by one more token of the verifier. (G,) bool."""

@@ -43,7 +43,8 @@ def plot_frontier(summary: pa.Table, metric: str, path: Path) -> Path:
     for number, (name, curve) in enumerate(_curves(lines).items()):
         _draw_curve(axes, name, curve, metric, number)
     _dress(axes, summary, metric)
-    figure.legend(loc="outside right upper", frameon=False)
+    if lines:
+        figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(path, dpi=150)
     return path
 

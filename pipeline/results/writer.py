@@ -36,7 +36,10 @@ def write_shard(output: Path, shard: int, table: pa.Table) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_path(path)
     try:
-        pq.write_table(table, draft, compression="zstd")
+        with pq.ParquetWriter(draft, table.schema, compression="zstd") as writer:
+            # `datasets` cannot read a row group of no rows.
+            if table.num_rows:
+                writer.write_table(table)
         publish(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""The program `speccascade`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+# The libraries behind a run take seconds to import, so each command imports what it needs: `--help`
+# and a mistyped option answer at once.
+
+app = typer.Typer(
+    help="Evaluate speculative cascades: which way to combine a small drafter and a large verifier "
+    "gives which quality at which cost?",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job: one YAML file.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The output folder of a run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override a key of the job before it is checked, for example "
+        "`--set decoding.temperature=0` or `--set strategies.2.alpha=[0.1,0.2]`. Repeatable.",
+    ),
+]
+
+
+@app.callback()
+def _program() -> None:
+    """Keep `run` and `report` as commands."""
+
+
+@app.command()
+def run(job_file: JobFile, overrides: Overrides = None) -> None:
+    """Run a job and report on it.
+
+    The job names a dataset, a pair of models and the strategies to compare. Rows land as Parquet in
+    its `output` folder, one file a shard. Run the same command again to carry on where a run was
+    stopped; a finished run is only reported on again.
+
+    Example: `speccascade run jobs/demo.yaml --set dataset.limit=100 --set output=runs/small`
+    """
+    from jobs.progress import RunProgress
+    from pipeline.config import load_job
+    from pipeline.run import prepare
+    from pipeline.run import run as run_prepared
+
+    console = Console()
+    job = load_job(job_file, overrides or [])
+    prepared = prepare(job)
+    _describe(console, job.name, prepared.num_examples, len(prepared.strategies), job.fleet)
+    try:
+        with RunProgress(console) as progress:
+            finished = run_prepared(prepared, progress)
+    except KeyboardInterrupt:
+        console.print("Stopped. Finished shards are kept; run the same command again to resume.")
+        raise typer.Exit(130) from None
+    console.print(
+        f"{finished.shards_written} shards written in {finished.seconds:.1f} s"
+        + (f", {finished.shards_found} found done" if finished.shards_found else "")
+    )
+    report(Path(job.output))
+
+
+@app.command()
+def report(run_folder: RunFolder) -> None:
+    """Report on a run from its Parquet files: a table of strategies and a cost-quality plot.
+
+    Example: `speccascade report runs/demo`
+    """
+    from pipeline.report.report import write_report
+    from pipeline.report.table import print_summary
+
+    console = Console()
+    written = write_report(run_folder)
+    print_summary(written.summary, console)
+    console.print(f"Table: {written.csv}", soft_wrap=True)
+    for plot in written.plots:
+        console.print(f"Plot:  {plot}", soft_wrap=True)
+
+
+def main() -> None:
+    """Run the program; a job that cannot run ends in one sentence and exit status 2."""
+    from pipeline.config import JobError
+
+    try:
+        app()
+    except JobError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _describe(
+    console: Console, name: str, examples: int | None, strategies: int, fleet: str
+) -> None:
+    counted = "an unknown number of" if examples is None else str(examples)
+    where = "Ray actors" if fleet == "ray" else "this process"
+    console.print(f"{name}: {counted} examples, {strategies} strategies, in {where}")

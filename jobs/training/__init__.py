@@ -1,0 +1,1 @@
+"""Trains the two embedded drafter and verifier pairs from public, openly licensed text."""

@@ -1,0 +1,235 @@
+"""Puts the parts together: a checked job in, a folder of rows out.
+
+`prepare` refuses whatever can be refused without loading a weight. `run` then decodes shard by shard
+and writes each as it is finished; a folder that already holds some is carried on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.config import ClusterConfig, Job, JobError, load_cluster
+from pipeline.data.prompts import PromptReader
+from pipeline.data.shards import check_dataset, count_examples, iter_shards
+from pipeline.fleet.actors import RayFleet
+from pipeline.fleet.interface import Fleet, FleetPlan
+from pipeline.fleet.local import LocalFleet
+from pipeline.fleet.scheduler import Lease, lease_shards
+from pipeline.models.determinism import is_batch_invariant, prepare_numerics
+from pipeline.models.pairing import Pairing, check_pair
+from pipeline.protocol.strategies import StrategyError, sweep
+from pipeline.quality.metrics import Metric, load_metrics, score
+from pipeline.records import Outcome, Setting, Strategy, WorkerStats
+from pipeline.results.manifest import check_same_run, make_manifest, write_manifest
+from pipeline.results.rows import FinishedShard, RowLayout, shard_table
+from pipeline.results.writer import finished_shards, write_shard
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that has passed every check that needs no weights."""
+
+    job: Job
+    cluster: ClusterConfig
+    strategies: tuple[Strategy, ...]
+    metrics: tuple[Metric, ...]
+    pairing: Pairing = field(repr=False)
+    setting: Setting
+    reader: PromptReader = field(repr=False)
+    num_examples: int | None
+    """How many examples there are; None where counting would mean reading them all."""
+
+    @property
+    def output(self) -> Path:
+        """The run's folder."""
+        return Path(self.job.output)
+
+    @property
+    def rows_per_example(self) -> int:
+        """One for each repeat and strategy."""
+        return self.setting.repeats * len(self.strategies)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run did: shards found done, shards written now, and the work of each worker."""
+
+    shards_found: int
+    shards_written: int
+    seconds: float
+    workers: tuple[WorkerStats, ...]
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes. Rows are outcomes decoded, also those not yet written."""
+
+    def started(self, rows_done: int, rows_total: int | None) -> None:
+        """The workers are about to be started."""
+
+    def ready(self) -> None:
+        """All models are loaded."""
+
+    def progressed(self, rows_done: int, workers: Sequence[WorkerStats]) -> None:
+        """Called twice a second."""
+
+
+def prepare(job: Job) -> Prepared:
+    """Check everything about a job that needs no weights, the cheapest first.
+
+    Raises:
+        JobError: in one sentence that names the field and the remedy.
+    """
+    strategies = expand_strategies(job)
+    cluster = load_cluster(job.cluster)
+    metrics = load_metrics(job.metrics)
+    if metrics and job.dataset.references is None:
+        raise JobError(
+            "dataset.references is missing; name the column that the metrics compare with, "
+            "or remove the metrics"
+        )
+    check_dataset(job.dataset)
+    pairing = check_pair(job.models)
+    setting = job.decoding.setting(pairing.eos_token_ids)
+    reader = PromptReader(
+        job.dataset,
+        pairing.tokenizer,
+        needs_references=bool(metrics),
+        max_prompt_tokens=_room_for_prompts(pairing, setting),
+    )
+    return Prepared(
+        job=job,
+        cluster=cluster,
+        strategies=strategies,
+        metrics=metrics,
+        pairing=pairing,
+        setting=setting,
+        reader=reader,
+        num_examples=count_examples(job.dataset),
+    )
+
+
+def expand_strategies(job: Job) -> tuple[Strategy, ...]:
+    """The strategies of all lines, sweeps spread out. Raises `JobError`; none may stand twice."""
+    strategies: list[Strategy] = []
+    for number, line in enumerate(job.strategies):
+        try:
+            found = sweep(line.use, line.alpha, line.beta)
+        except StrategyError as error:
+            raise JobError(f"strategies.{number}.{error}") from error
+        for strategy in found:
+            if strategy in strategies:
+                raise JobError(f"strategies.{number}: {strategy.label} stands twice; remove one")
+            strategies.append(strategy)
+    return tuple(strategies)
+
+
+def run(prepared: Prepared, watcher: Watcher) -> Finished:
+    """Decode what is not yet written. Raises `JobError` if the folder belongs to another job."""
+    prepare_numerics()
+    manifest = make_manifest(prepared.job, {"batch_invariant": is_batch_invariant()})
+    check_same_run(prepared.output, manifest)
+    write_manifest(prepared.output, manifest)
+    return asyncio.run(_run(prepared, watcher))
+
+
+async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    found = finished_shards(prepared.output)
+    rows_found, total = _rows_found(prepared, len(found)), None
+    if prepared.num_examples is not None:
+        total = prepared.num_examples * prepared.rows_per_example
+    watcher.started(rows_found, total)
+    written = 0
+    async with _fleet(prepared) as fleet:
+        watcher.ready()
+        watch = asyncio.create_task(_watch(fleet, watcher, rows_found))
+        try:
+            shards = iter_shards(prepared.job.dataset, prepared.reader, skip=found)
+            async for lease in lease_shards(shards, fleet.drafters):
+                await asyncio.to_thread(_write, prepared, lease)
+                written += 1
+        finally:
+            watch.cancel()
+        workers = tuple(await fleet.stats())
+    finished = Finished(len(found), written, loop.time() - started, workers)
+    _write_workers(prepared.output, finished)
+    return finished
+
+
+def _fleet(prepared: Prepared) -> Fleet:
+    plan = FleetPlan(
+        models=prepared.job.models,
+        vocabulary=prepared.pairing.vocabulary,
+        strategies=prepared.strategies,
+        setting=prepared.setting,
+        cluster=prepared.cluster,
+    )
+    return LocalFleet(plan) if prepared.job.fleet == "local" else RayFleet(plan)
+
+
+async def _watch(fleet: Fleet, watcher: Watcher, rows_found: int) -> None:
+    drafters = {drafter.name for drafter in fleet.drafters}
+    while True:
+        workers = await fleet.stats()
+        decoded = sum(worker.outcomes for worker in workers if worker.name in drafters)
+        watcher.progressed(rows_found + decoded, workers)
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _write(prepared: Prepared, lease: Lease) -> None:
+    """Score a finished shard and write its file."""
+    outcomes = lease.result.outcomes
+    references = {example.example_id: example.references for example in lease.shard.examples}
+    predictions = [_text(prepared, outcome) for outcome in outcomes]
+    of_outcome = [references[outcome.example_id] for outcome in outcomes]
+    layout = RowLayout(
+        prepared.job.name, prepared.setting, prepared.strategies, tuple(prepared.metrics)
+    )
+    finished = FinishedShard(
+        shard=lease.shard,
+        result=lease.result,
+        predictions=predictions,
+        scores=score(prepared.metrics, predictions, of_outcome),
+    )
+    write_shard(prepared.output, lease.shard.index, shard_table(layout, finished))
+
+
+def _text(prepared: Prepared, outcome: Outcome) -> str | None:
+    if outcome.error is not None:
+        return None
+    text = prepared.pairing.tokenizer.decode(outcome.output_ids, skip_special_tokens=True)
+    return str(text)
+
+
+def _room_for_prompts(pairing: Pairing, setting: Setting) -> int | None:
+    """The longest prompt that leaves room for the output and the block drafted at its end."""
+    if pairing.context is None:
+        return None
+    room = pairing.context - setting.max_new_tokens - setting.draft_length - 1
+    if room < 1:
+        raise JobError(
+            f"decoding.max_new_tokens is {setting.max_new_tokens}, but the pair holds sequences of "
+            f"{pairing.context} tokens only; lower it"
+        )
+    return room
+
+
+def _rows_found(prepared: Prepared, shards: int) -> int:
+    examples = shards * prepared.job.dataset.shard_size
+    if prepared.num_examples is not None:
+        examples = min(examples, prepared.num_examples)
+    return examples * prepared.rows_per_example
+
+
+def _write_workers(output: Path, finished: Finished) -> None:
+    """What the workers did physically, beside the rows: `workers.json` of the last invocation."""
+    text = json.dumps(asdict(finished), indent=2)
+    (output / "workers.json").write_text(text + "\n", encoding="utf-8")
