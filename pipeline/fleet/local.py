@@ -25,8 +25,9 @@ class LocalFleet:
 
     async def __aenter__(self) -> LocalFleet:
         """Load all models."""
-        prepare_numerics()
         plan = self._plan
+        roles = (plan.cluster.drafter, plan.cluster.verifier)
+        prepare_numerics(threads=max(1, int(max(role.num_cpus for role in roles))))
         self._verifiers = [
             VerifierEngine(name, plan.load_verifier(), _inline, node="local")
             for name in plan.verifier_names()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers.utils import logging
 
 from pipeline.config import ModelConfig
 from pipeline.models.causal import CausalModel
@@ -18,6 +19,7 @@ def load_model(config: ModelConfig, vocabulary: int) -> LanguageModel:
     Args:
         vocabulary: the ids both models of the pair know; logits are cut to it.
     """
+    logging.disable_progress_bar()  # the run has its own
     origin = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     described = AutoConfig.from_pretrained(config.path, **origin)
     auto = AutoModelForSeq2SeqLM if described.is_encoder_decoder else AutoModelForCausalLM

@@ -34,7 +34,9 @@ def generated(name: str, prompt: list[int]) -> list[int]:
 def test_speculation_equals_generate(name: str) -> None:
     examples = prompts(32)
     expected = [generated(name, prompt) for prompt in examples]
-    assert len({tuple(text) for text in expected}) > 20, "the tiny model says the same to everything"
+    assert len({tuple(text) for text in expected}) > 20, (
+        "the tiny model says the same to everything"
+    )
     drafter, verifier = slot_model(name, seed=2), slot_model(name, seed=1)
     for block_size in (1, 2, 3, 5, 8):
         setting = Setting(block_size, NEW_TOKENS, Sampling(0.0), eos_token_ids=(EOS,))
