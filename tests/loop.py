@@ -27,10 +27,8 @@ def decode(
     verifying = VerifierWorker(verifier, strategies, setting)
     drafting.add(Shard(0, examples))
     outcomes: dict[tuple[str, int, str], Outcome] = {}
-    while any([drafting.seat(bank) for bank in drafting.banks]):
-        for bank in drafting.banks:
-            if not bank.held:
-                continue
+    while seated := [bank for bank in drafting.banks if drafting.seat(bank)]:
+        for bank in seated:
             reply = verifying.verify(drafting.draft(bank))
             for finished in drafting.apply(bank, reply):
                 outcome = finished.outcome

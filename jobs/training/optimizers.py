@@ -65,9 +65,9 @@ def optimizers_for(model: T5ForConditionalGeneration, rates: Rates) -> list[Opti
     return built
 
 
-def share_of_peak(step: int, steps: int, warmup: int) -> float:
-    """Linear from 0 to 1 over the warm-up, then linear to 0 at the last step."""
-    return min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
+def share_of_peak(step: int, steps: int, warmup: int, hold: float) -> float:
+    """Linear from 0 to 1 over the warm-up, level up to a share `hold` of the run, linear to 0."""
+    return min(1.0, (step + 1) / warmup, (steps - step) / (steps * (1 - hold)))
 
 
 def set_rates(optimizers: list[Optimizer], share: float) -> None:

@@ -23,6 +23,7 @@ TRANSLATION = Plan(
     warmup=200,
     tokens_per_step=8000,
     teacher_mix=0.8,
+    hold=0.4,
     dropout=0.1,
     validate_every=200,
 )

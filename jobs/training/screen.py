@@ -59,8 +59,11 @@ class Screen:
         self.bar.stop()
 
     def stepped(self, loss: float) -> None:
-        """Moves the bar on by one step."""
+        """Moves the bar on by one step; in a log file, where no bar shows, a line every 50 steps."""
         self.bar.update(self.task, advance=1, loss=loss)
+        done = int(self.bar.tasks[self.task].completed)
+        if not self.silent and not self.bar.console.is_terminal and done % 50 == 0:
+            self.bar.console.print(f"step {done}: loss {loss:.3f}", soft_wrap=True)
 
     def validated(self, measured: Measured) -> None:
         """Prints and logs a validation."""
@@ -69,7 +72,8 @@ class Screen:
         self.bar.console.print(
             f"step {measured.step}, {measured.seconds:.0f} s: train {measured.train_nll:.3f}, "
             f"validation verifier {measured.verifier_nll:.3f}, "
-            f"drafter {measured.drafter_nll:.3f}, acceptance {measured.acceptance:.3f}"
+            f"drafter {measured.drafter_nll:.3f}, acceptance {measured.acceptance:.3f}",
+            soft_wrap=True,
         )
         with self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(measured)) + "\n")

@@ -52,6 +52,7 @@ class Plan:
     tokens_per_step: int
     teacher_mix: float
     validate_every: int
+    hold: float = 0.0
     dropout: float = 0.0
     dropout_span: tuple[float, float] = (0.4, 0.9)
     seed: int = 1
@@ -155,7 +156,7 @@ def steps_of(task: Task, rank: int, verifier: Learner, drafter: Learner) -> Iter
         mine = own_rows(rows, rank, task.processes)
         own = sum(len(task.train[row][1]) for row in mine)
         loss = learn(task, verifier, drafter, [task.train[row] for row in mine], total)
-        share = share_of_peak(step, plan.steps, plan.warmup)
+        share = share_of_peak(step, plan.steps, plan.warmup, plan.hold)
         verifier.step(share)
         drafter.step(share)
         yield loss / own

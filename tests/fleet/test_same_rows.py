@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline.config import Job
-from pipeline.run import prepare, run
 from pipeline.results.schema import determined_columns
 from pipeline.results.writer import read_rows
+from pipeline.run import prepare, run
 
 ALL_STRATEGIES = (
     "strategies=[drafter, verifier, spec_decode, "

@@ -149,11 +149,12 @@ def test_deep_layers_start_silent() -> None:
     assert all("block.1" in name for name in silent)
 
 
-def test_rates_rise_and_fall_to_almost_zero() -> None:
-    shares = [share_of_peak(step, 100, 10) for step in range(100)]
-    assert max(shares) == pytest.approx(1)
+def test_rates_rise_stay_level_and_fall_to_almost_zero() -> None:
+    shares = [share_of_peak(step, 100, 10, 0.4) for step in range(100)]
     assert shares[0] == pytest.approx(0.1)
-    assert shares[-1] == pytest.approx(1 / 90)
+    assert shares[10:40] == [1.0] * 30
+    assert shares[70] == pytest.approx(0.5)
+    assert shares[-1] == pytest.approx(1 / 60)
 
 
 def test_near_duplicates_share_a_split_and_repeats_keep_the_commonest_translation() -> None:
