@@ -114,6 +114,13 @@ def _named_strategy(value: Any) -> Any:
 StrategyLine = Annotated[StrategyConfig, BeforeValidator(_named_strategy)]
 
 
+class StepSeconds(_Config):
+    """Seconds of one forward pass at batch 1 on the hardware that latency is modelled for."""
+
+    drafter: Annotated[float, Field(gt=0)]
+    verifier: Annotated[float, Field(gt=0)]
+
+
 class Job(_Config):
     """One evaluation: a dataset, a pair of models, and the strategies to compare on them."""
 
@@ -128,6 +135,8 @@ class Job(_Config):
     cluster: str = "cluster/local.yaml"
     transport: TransportName = "auto"
     trace: Literal[False] = False
+    step_seconds: StepSeconds | None = None
+    """For `modelled_seconds`; measured at the start of a run where it is not given."""
 
 
 class DrafterRole(_Config):

@@ -128,6 +128,18 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one forward pass at batch 1, from which a run's latency is modelled.
+
+    A drafter pass is one token; a verifier pass is a whole block, which at batch 1 costs hardly more
+    than one token where the weights, not the tokens, bound the time.
+    """
+
+    drafter_seconds: float
+    verifier_seconds: float
+
+
+@dataclass(frozen=True)
 class WorkerStats:
     """What a worker did so far, physically: shared rounds count once however many strategies ride."""
 

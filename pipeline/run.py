@@ -24,10 +24,10 @@ from pipeline.models.determinism import is_batch_invariant, prepare_numerics
 from pipeline.models.pairing import Pairing, check_pair
 from pipeline.protocol.strategies import StrategyError, sweep
 from pipeline.quality.metrics import Metric, load_metrics, score
-from pipeline.records import Outcome, Setting, Strategy, WorkerStats
+from pipeline.records import Outcome, Setting, StepTimes, Strategy, WorkerStats
 from pipeline.results.manifest import check_same_run, make_manifest, write_manifest
-from pipeline.results.rows import FinishedShard, RowLayout, shard_table
-from pipeline.results.writer import finished_shards, write_shard
+from pipeline.results.rows import FinishedShard, InvariantError, RowLayout, shard_table
+from pipeline.results.writer import count_rows, finished_shards, write_shard
 
 _POLL_SECONDS = 0.5
 
@@ -147,18 +147,21 @@ async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
     if prepared.num_examples is not None:
         total = prepared.num_examples * prepared.rows_per_example
     watcher.started(rows_found, total)
-    written = 0
+    written = examples = 0
     async with _fleet(prepared) as fleet:
+        times = await _step_times(prepared, fleet)
         watcher.ready()
         watch = asyncio.create_task(_watch(fleet, watcher, rows_found))
         try:
             shards = iter_shards(prepared.job.dataset, prepared.reader, skip=found)
             async for lease in lease_shards(shards, fleet.drafters):
-                await asyncio.to_thread(_write, prepared, lease)
+                await asyncio.to_thread(_write, prepared, lease, times)
                 written += 1
+                examples += len(lease.shard.examples)
         finally:
             watch.cancel()
         workers = tuple(await fleet.stats())
+    _check_complete(prepared, found, written, examples)
     finished = Finished(len(found), written, loop.time() - started, workers)
     _write_workers(prepared.output, finished)
     return finished
@@ -184,14 +187,23 @@ async def _watch(fleet: Fleet, watcher: Watcher, rows_found: int) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _write(prepared: Prepared, lease: Lease) -> None:
+async def _step_times(prepared: Prepared, fleet: Fleet) -> StepTimes:
+    given = prepared.job.step_seconds
+    return StepTimes(given.drafter, given.verifier) if given else await fleet.step_times()
+
+
+def _write(prepared: Prepared, lease: Lease, times: StepTimes) -> None:
     """Score a finished shard and write its file."""
     outcomes = lease.result.outcomes
     references = {example.example_id: example.references for example in lease.shard.examples}
     predictions = [_text(prepared, outcome) for outcome in outcomes]
     of_outcome = [references[outcome.example_id] for outcome in outcomes]
     layout = RowLayout(
-        prepared.job.name, prepared.setting, prepared.strategies, tuple(prepared.metrics)
+        job=prepared.job.name,
+        setting=prepared.setting,
+        strategies=prepared.strategies,
+        metrics=prepared.metrics,
+        step_times=times,
     )
     finished = FinishedShard(
         shard=lease.shard,
@@ -200,6 +212,23 @@ def _write(prepared: Prepared, lease: Lease) -> None:
         scores=score(prepared.metrics, predictions, of_outcome),
     )
     write_shard(prepared.output, lease.shard.index, shard_table(layout, finished))
+
+
+def _check_complete(prepared: Prepared, found: frozenset[int], written: int, examples: int) -> None:
+    """Every shard and every row is there once. Each file was checked when it was written.
+
+    Raises:
+        InvariantError: what is missing.
+    """
+    there = finished_shards(prepared.output)
+    if there != frozenset(range(len(found) + written)):
+        raise InvariantError(f"shards {sorted(there)} are written, of {len(found) + written}")
+    rows = count_rows(prepared.output)
+    known = prepared.num_examples if prepared.num_examples is not None or found else examples
+    if known is not None and rows != known * prepared.rows_per_example:
+        raise InvariantError(
+            f"{rows} rows are written, of {known} examples x {prepared.rows_per_example}"
+        )
 
 
 def _text(prepared: Prepared, outcome: Outcome) -> str | None:

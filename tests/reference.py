@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ def table_model(logits: torch.Tensor) -> NextLogits:
 def causal_model(model: PreTrainedModel, vocabulary: int) -> NextLogits:
     """A decoder-only model of `transformers`, run over the whole text for every token."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> Row:
         ids = torch.tensor([prompt + output], device=model.device)
         with torch.inference_mode():
@@ -76,7 +76,7 @@ def seq2seq_model(model: PreTrainedModel, vocabulary: int) -> NextLogits:
     """An encoder-decoder model of `transformers`, run over the whole text for every token."""
     start = model.config.decoder_start_token_id
 
-    @lru_cache(maxsize=None)
+    @cache
     def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> Row:
         source = torch.tensor([prompt], device=model.device)
         written = torch.tensor([(start, *output)], device=model.device)

@@ -24,7 +24,12 @@ from pipeline.models.slots import ATTENTION
 VOCABULARY = 61
 PAD, EOS = 0, 1
 
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+_SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+}
 _IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 2}
 _GROUPED = {**_SIZES, **_IDS, "intermediate_size": 48, "num_key_value_heads": 2}
 
@@ -35,23 +40,39 @@ def _config(name: str) -> PreTrainedConfig:
     if name == "qwen2_hybrid":
         layers = ["sliding_attention", "full_attention"]
         return Qwen2Config(
-            **_GROUPED, use_sliding_window=True, sliding_window=6, layer_types=layers,
+            **_GROUPED,
+            use_sliding_window=True,
+            sliding_window=6,
+            layer_types=layers,
             max_position_embeddings=256,
         )
     if name == "qwen3":
         return Qwen3Config(**_GROUPED, head_dim=8, max_position_embeddings=256)
     if name == "gemma3":
         return Gemma3TextConfig(
-            **_GROUPED, head_dim=8, sliding_window=6, max_position_embeddings=256,
+            **_GROUPED,
+            head_dim=8,
+            sliding_window=6,
+            max_position_embeddings=256,
             layer_types=["sliding_attention", "full_attention"],
         )
     if name == "gpt2":
-        return GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=256, **_IDS)
+        return GPT2Config(
+            n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=256, **_IDS
+        )
     gated = "gated-gelu" if name == "t5_gated" else "relu"
     return T5Config(
-        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4,
-        vocab_size=VOCABULARY, feed_forward_proj=gated, decoder_start_token_id=PAD,
-        scale_decoder_outputs=name != "t5_gated", **{k: _IDS[k] for k in ("pad_token_id", "eos_token_id")},
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        vocab_size=VOCABULARY,
+        feed_forward_proj=gated,
+        decoder_start_token_id=PAD,
+        scale_decoder_outputs=name != "t5_gated",
+        **{k: _IDS[k] for k in ("pad_token_id", "eos_token_id")},
     )
 
 

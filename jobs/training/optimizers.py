@@ -67,7 +67,8 @@ def optimizers_for(model: T5ForConditionalGeneration, rates: Rates) -> list[Opti
 
 def share_of_peak(step: int, steps: int, warmup: int, hold: float) -> float:
     """Linear from 0 to 1 over the warm-up, level up to a share `hold` of the run, linear to 0."""
-    return min(1.0, (step + 1) / warmup, (steps - step) / (steps * (1 - hold)))
+    fall = steps - max(warmup, hold * steps)
+    return min(1.0, (step + 1) / warmup, (steps - step) / max(fall, 1))
 
 
 def set_rates(optimizers: list[Optimizer], share: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from pipeline.config import DatasetConfig, JobError
@@ -73,6 +74,10 @@ class PromptReader:
                 "dataset.messages: the tokenizer has no chat template; write dataset.prompt instead"
             )
 
+    @cached_property
+    def _messages(self) -> list[tuple[str, Template]]:
+        return message_templates(self.config)
+
     def read(self, example_id: str, row: Row) -> Example:
         """The example of a row; `error` is set, and the prompt ids are empty, if it is a bad one."""
         prompt: str | None = None
@@ -87,8 +92,7 @@ class PromptReader:
         return Example(example_id, prompt, references, ids)
 
     def _prompt(self, row: Row) -> str:
-        messages = message_templates(self.config)
-        parts = [template.render(row) for _, template in messages]
+        parts = [template.render(row) for _, template in self._messages]
         if not any(part.strip() for part in parts):
             raise _BadRow("empty_prompt", "the prompt is empty or white space only")
         for part in parts:
@@ -96,7 +100,8 @@ class PromptReader:
         if self.config.messages is None:
             return parts[0]
         turns = [
-            {"role": role, "content": part} for (role, _), part in zip(messages, parts, strict=True)
+            {"role": role, "content": part}
+            for (role, _), part in zip(self._messages, parts, strict=True)
         ]
         return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 

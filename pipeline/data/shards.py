@@ -56,17 +56,12 @@ def load_rows(config: DatasetConfig) -> Iterable[dict[str, Any]]:
     return rows
 
 
-def check_dataset(config: DatasetConfig, needs_references: bool = False) -> tuple[str, ...]:
+def check_dataset(config: DatasetConfig) -> tuple[str, ...]:
     """Look at the first rows and hold the job's column names to them; the columns come back.
 
     Raises:
-        JobError: no rows; `prompt`, `messages`, `references` or `id` name no column; or
-            `needs_references`, as metrics do, and there is no `references`.
+        JobError: no rows, or `prompt`, `messages`, `references` or `id` name no column.
     """
-    if needs_references and config.references is None:
-        raise JobError(
-            "dataset.references is missing: name the column that the metrics compare with"
-        )
     templates = message_templates(config)
     rows = load_rows(config)
     try:

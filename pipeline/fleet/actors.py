@@ -24,7 +24,7 @@ from pipeline.config import DrafterRole, VerifierRole
 from pipeline.fleet.interface import FleetPlan
 from pipeline.fleet.placement import bundles_of, place
 from pipeline.models.determinism import prepare_numerics
-from pipeline.records import Shard, ShardResult, WorkerStats
+from pipeline.records import Shard, ShardResult, StepTimes, WorkerStats
 from pipeline.workers.engine import DrafterEngine, VerifierEngine, VerifierLink
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
@@ -63,6 +63,10 @@ class VerifierActor:
         """What it did so far."""
         return self._engine.stats
 
+    async def step_seconds(self) -> float:
+        """Seconds of one of its passes at batch 1."""
+        return await self._engine.step_seconds()
+
 
 class DrafterActor:
     """A drafter in its own process, linked to the verifiers it calls."""
@@ -86,6 +90,10 @@ class DrafterActor:
     async def stats(self) -> WorkerStats:
         """What it did so far."""
         return self._engine.stats
+
+    async def step_seconds(self) -> float:
+        """Seconds of one of its passes at batch 1."""
+        return await self._engine.step_seconds()
 
 
 class RemoteDrafter:
@@ -147,6 +155,11 @@ class RayFleet:
         """What each worker did so far."""
         actors = [drafter.actor for drafter in self._drafters] + self._verifiers
         return list(await asyncio.gather(*(actor.stats.remote() for actor in actors)))
+
+    async def step_times(self) -> StepTimes:
+        """Measured on the first drafter and the first verifier, one after the other."""
+        drafting = await self._drafters[0].actor.step_seconds.remote()
+        return StepTimes(drafting, await self._verifiers[0].step_seconds.remote())
 
     def _connect(self) -> None:
         if not ray.is_initialized():

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pipeline.config import ClusterConfig, ModelsConfig
 from pipeline.models.loading import load_model
-from pipeline.records import Setting, Shard, ShardResult, Strategy, WorkerStats
+from pipeline.records import Setting, Shard, ShardResult, StepTimes, Strategy, WorkerStats
 from pipeline.workers.drafter import DrafterWorker
 from pipeline.workers.verifier import VerifierWorker
 
@@ -45,6 +45,9 @@ class Fleet(Protocol):
 
     async def stats(self) -> list[WorkerStats]:
         """What each worker did so far."""
+
+    async def step_times(self) -> StepTimes:
+        """How long one pass of each model takes at batch 1, measured now on the first of each role."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pipeline.fleet.interface import FleetPlan
 from pipeline.models.determinism import prepare_numerics
-from pipeline.records import Shard, ShardResult, WorkerStats
+from pipeline.records import Shard, ShardResult, StepTimes, WorkerStats
 from pipeline.workers.engine import DrafterEngine, VerifierEngine, VerifierLink
 
 Result = TypeVar("Result")
@@ -57,6 +57,11 @@ class LocalFleet:
         """What each worker did so far."""
         drafters = [drafter.engine.stats for drafter in self._drafters]
         return drafters + [verifier.stats for verifier in self._verifiers]
+
+    async def step_times(self) -> StepTimes:
+        """Measured on the first drafter and the first verifier."""
+        drafting = await self._drafters[0].engine.step_seconds()
+        return StepTimes(drafting, await self._verifiers[0].step_seconds())
 
 
 class LocalDrafter:

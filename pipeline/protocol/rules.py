@@ -57,7 +57,8 @@ def opt(at: Positions, alpha: Tensor) -> Tensor:
     gives the drafter, since the gap of the maxima never exceeds the total variation. At temperature
     0 D_TV is 0 or 1, so the tokens are those of `diff`.
     """
-    return at.drafter_max >= at.verifier_max - alpha * at.total_variation
+    # Written as a difference so that rounding, which is monotone, cannot break the tie at alpha = 1.
+    return at.verifier_max - at.drafter_max <= alpha * at.total_variation
 
 
 def token_v3(at: Positions, alpha: Tensor) -> Tensor:

@@ -12,7 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.records import Example, Outcome, RowError, Setting, Shard, ShardResult, Strategy
+from pipeline.records import (
+    Example,
+    Outcome,
+    RowError,
+    Setting,
+    Shard,
+    ShardResult,
+    StepTimes,
+    Strategy,
+)
 from pipeline.results.schema import MetricColumn, row_schema
 
 Key = tuple[str, int, Strategy]
@@ -20,14 +29,6 @@ Key = tuple[str, int, Strategy]
 
 class InvariantError(AssertionError):
     """A row whose numbers do not add up: names the example, the strategy and the invariant."""
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of one forward pass at batch 1, from which a run's latency is modelled."""
-
-    drafter_seconds: float
-    verifier_seconds: float
 
 
 @dataclass(frozen=True)

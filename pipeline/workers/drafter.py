@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+from pipeline.models.timing import seconds_per_pass
 from pipeline.protocol.distributions import confidence, draw, is_broken, sampling_distribution
 from pipeline.randomness import Role, uniforms
 from pipeline.records import Setting, Shard, Strategy
@@ -67,6 +68,10 @@ class DrafterWorker:
         ]
         self._new: deque[Lane] = deque()
         self._split: deque[Lane] = deque()
+
+    def step_seconds(self) -> float:
+        """Seconds of one drafted token at batch 1."""
+        return seconds_per_pass(self.model, 1)
 
     def add(self, shard: Shard) -> int:
         """Queue all examples of a shard; how many outcomes it will have comes back.

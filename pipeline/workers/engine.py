@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pipeline.records import Outcome, Shard, ShardResult, WorkerStats
 from pipeline.workers.drafter import Bank, DrafterWorker
@@ -20,7 +20,13 @@ from pipeline.workers.verifier import StaleBankError, VerifierWorker
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 Result = TypeVar("Result")
-Compute = Callable[[Callable[[], Result]], Awaitable[Result]]
+
+
+class Compute(Protocol):
+    """Runs model work, one piece at a time; in this thread or in another."""
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """The result of the work."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,7 @@ class VerifierEngine:
         node: where the verifier is.
     """
 
-    def __init__(
-        self, name: str, worker: VerifierWorker, compute: Compute[VerifyReply], node: str = ""
-    ) -> None:
+    def __init__(self, name: str, worker: VerifierWorker, compute: Compute, node: str = "") -> None:
         self.stats = WorkerStats(name, node)
         self._worker = worker
         self._compute = compute
@@ -49,6 +53,10 @@ class VerifierEngine:
     async def verify(self, request: VerifyRequest) -> VerifyReply:
         """Judge a block. Raises `StaleBankError` as the worker does."""
         return await self._compute(lambda: self._timed(request))
+
+    async def step_seconds(self) -> float:
+        """Seconds of the verification of one block at batch 1."""
+        return await self._compute(self._worker.step_seconds)
 
     def _timed(self, request: VerifyRequest) -> VerifyReply:
         started = time.perf_counter()
@@ -84,7 +92,7 @@ class DrafterEngine:
         self,
         worker: DrafterWorker,
         verifiers: Sequence[VerifierLink],
-        compute: Compute[VerifyRequest],
+        compute: Compute,
         node: str = "",
     ) -> None:
         self.stats = WorkerStats(worker.name, node)
@@ -118,6 +126,10 @@ class DrafterEngine:
             verifier=",".join(verifiers),
             node=self.stats.node,
         )
+
+    async def step_seconds(self) -> float:
+        """Seconds of one drafted token at batch 1."""
+        return await self._compute(self._worker.step_seconds)
 
     async def close(self) -> None:
         """Stop the banks. Shards under way are abandoned."""

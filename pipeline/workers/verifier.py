@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+from pipeline.models.timing import seconds_per_pass
 from pipeline.protocol.verification import verify
 from pipeline.records import Setting, Strategy
 from pipeline.workers.wire import VerifyReply, VerifyRequest, as_tensor
@@ -56,6 +57,10 @@ class VerifierWorker:
         reply = self._judge(bank.cache, request)
         bank.next_round, bank.last_reply = request.round + 1, reply
         return reply
+
+    def step_seconds(self) -> float:
+        """Seconds of the verification of one block at batch 1."""
+        return seconds_per_pass(self.model, self.setting.block_size + 1)
 
     @torch.inference_mode()
     def _judge(self, cache: ModelBank, request: VerifyRequest) -> VerifyReply:

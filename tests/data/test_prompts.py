@@ -68,9 +68,10 @@ def test_a_bos_written_in_the_prompt_is_not_doubled() -> None:
     assert example.prompt_ids == (BOS, 5)
 
 
-def test_a_chat_template_with_a_bos_gives_exactly_one() -> None:
+@pytest.mark.parametrize("single", [LLAMA, "<s> $A </s>", "$A"])
+def test_a_chat_template_writes_all_special_tokens_itself(single: str) -> None:
     messages = [{"role": "user", "content": "{t}"}]
-    example = reader({"messages": messages}, chat=CHAT).read("0", {"t": "hello"})
+    example = reader({"messages": messages}, single, CHAT).read("0", {"t": "hello"})
     assert example.prompt_ids == (BOS, 3, 5, 4)
     assert example.prompt is not None
     assert example.prompt.endswith("assistant:")

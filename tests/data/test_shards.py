@@ -212,13 +212,6 @@ def test_a_missing_file_is_named_with_its_nearest(tmp_path: Path, jsonl: str) ->
         check_dataset(config(str(tmp_path / "dta.jsonl")))
 
 
-def test_metrics_need_a_reference_column(jsonl: str) -> None:
-    dataset = config(jsonl, references=None)
-    check_dataset(dataset)
-    with pytest.raises(JobError, match=r"dataset\.references is missing"):
-        check_dataset(dataset, needs_references=True)
-
-
 @pytest.mark.parametrize("name", ["empty.jsonl", "empty.parquet"])
 def test_an_empty_dataset_is_refused(name: str, tmp_path: Path) -> None:
     file = tmp_path / name

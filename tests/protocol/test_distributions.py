@@ -152,7 +152,9 @@ def test_draw_is_the_exact_inverse_of_the_cumulative_distribution() -> None:
     )
     weights[:, 3] += 0.1
     uniform = torch.rand(500, generator=generator, dtype=torch.float64)
-    expected = [exact_draw(row, u) for row, u in zip(weights.tolist(), uniform.tolist(), strict=True)]
+    expected = [
+        exact_draw(row, u) for row, u in zip(weights.tolist(), uniform.tolist(), strict=True)
+    ]
     assert draw(weights, uniform).tolist() == expected
 
 

@@ -120,9 +120,7 @@ def test_a_uniform_depends_on_its_own_key_alone() -> None:
 
 def test_an_example_key_is_the_same_in_every_process() -> None:
     code = "from pipeline.randomness import example_key; print(example_key('row 17'))"
-    other = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) == example_key("row 17") == -6070095603008061725
 
 

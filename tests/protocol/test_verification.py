@@ -94,9 +94,7 @@ def test_tokens_and_counts_equal_the_reference(
 def test_real_architectures_equal_the_reference_without_caches(name: str) -> None:
     setting = Setting(3, 9, Sampling(0.7), seed=1, eos_token_ids=(EOS,))
     source = random.Random(0)
-    prompts = [
-        [source.randrange(3, VOCABULARY) for _ in range(length)] for length in (1, 4, 20)
-    ]
+    prompts = [[source.randrange(3, VOCABULARY) for _ in range(length)] for length in (1, 4, 20)]
     outcomes = decode(
         slot_model(name, 2), slot_model(name, 1), prompts, STRATEGIES, setting, slots=16
     )
@@ -185,4 +183,6 @@ def test_no_token_without_target_mass_is_ever_committed() -> None:
     assert (verdicts.tokens < 2).all()
     assert set(verdicts.num_tokens.tolist()) == {1, 2, 3}
     rejected_first = verdicts.num_tokens == 1
-    assert (verdicts.tokens[rejected_first, 0] == 1).all(), "the residual is all on the second token"
+    assert (verdicts.tokens[rejected_first, 0] == 1).all(), (
+        "the residual is all on the second token"
+    )

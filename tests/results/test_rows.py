@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from pipeline.config import JobError
-from pipeline.records import Counts, Outcome, Setting, Shard, ShardResult
+from pipeline.records import Counts, Outcome, Setting, Shard, ShardResult, StepTimes
 from pipeline.results.rows import (
     FinishedShard,
     InvariantError,
-    StepTimes,
     check_outcome,
     shard_table,
 )
