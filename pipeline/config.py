@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -21,6 +23,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 TransportName = Literal["auto", "float32"]
 Checked = TypeVar("Checked", bound=BaseModel)
+Item = TypeVar("Item")
 
 
 class JobError(ValueError):
@@ -72,39 +75,73 @@ class ModelsConfig(_Config):
     allow_different_vocabularies: bool = False
 
 
-class DecodingConfig(_Config):
-    """The decoding setting. `block_size` is the paper's gamma; temperature 0 is greedy."""
+Temperature = Annotated[float, Field(ge=0)]
 
-    block_size: Positive = 5
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+
+class SamplingConfig(_Config):
+    """How the drafter samples where it differs from the verifier; what is not given is the same."""
+
+    temperature: Temperature | None = None
     top_k: Positive | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
+
+
+class DecodingConfig(_Config):
+    """The decoding settings. `block_size` is the paper's gamma; temperature 0 is greedy.
+
+    Lists of block sizes and temperatures are a sweep: every combination is one setting.
+    """
+
+    block_size: Positive | Annotated[list[Positive], Field(min_length=1)] = 5
+    temperature: Temperature | Annotated[list[Temperature], Field(min_length=1)] = 1.0
+    top_k: Positive | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    drafter: SamplingConfig | None = None
     max_new_tokens: Positive = 128
+    stop: list[Annotated[str, Field(min_length=1)]] = []
     bonus: Bonus = "verifier"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     repeats: Positive = 1
 
-    def setting(self, eos_token_ids: Sequence[int]) -> Setting:
-        """The setting that workers decode with; the ids that end a text come from the verifier."""
-        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
-        return Setting(
-            block_size=self.block_size,
-            max_new_tokens=self.max_new_tokens,
-            sampling=sampling,
-            bonus=self.bonus,
-            seed=self.seed,
-            repeats=self.repeats,
-            eos_token_ids=tuple(eos_token_ids),
+    def settings(self, eos_token_ids: Sequence[int]) -> tuple[Setting, ...]:
+        """The settings that workers decode with; the ids that end a text come from the verifier."""
+        return tuple(
+            Setting(
+                block_size=block_size,
+                max_new_tokens=self.max_new_tokens,
+                sampling=sampling,
+                drafter_sampling=self._drafting(sampling),
+                bonus=self.bonus,
+                seed=self.seed,
+                repeats=self.repeats,
+                eos_token_ids=tuple(eos_token_ids),
+                stop=tuple(self.stop),
+            )
+            for block_size, temperature in product(
+                _as_list(self.block_size), _as_list(self.temperature)
+            )
+            for sampling in [Sampling(temperature, self.top_k, self.top_p, self.min_p)]
         )
+
+    def _drafting(self, sampling: Sampling) -> Sampling | None:
+        if self.drafter is None:
+            return None
+        own = replace(sampling, **self.drafter.model_dump(exclude_none=True))
+        return None if own == sampling else own
 
 
 class StrategyConfig(_Config):
-    """A line under `strategies:`. A list of alphas (or betas) is a sweep."""
+    """A line under `strategies:`. A list for a parameter is a sweep."""
 
     use: str
     alpha: float | list[float] | None = None
     beta: float | Literal["tuned"] | list[float | Literal["tuned"]] | None = None
+    normalize: Literal["none", "mean"] | list[Literal["none", "mean"]] | None = None
+    fallback: float | list[float] | None = None
+    rollback: float | list[float] | None = None
+    target: str | None = None
 
 
 def _named_strategy(value: Any) -> Any:
@@ -134,7 +171,7 @@ class Job(_Config):
     fleet: Literal["ray", "local"] = "ray"
     cluster: str = "cluster/local.yaml"
     transport: TransportName = "auto"
-    trace: Literal[False] = False
+    trace: bool = False
     step_seconds: StepSeconds | None = None
     """For `modelled_seconds`; measured at the start of a run where it is not given."""
 
@@ -187,6 +224,10 @@ def parse_job(tree: dict[str, Any], source: str = "job") -> Job:
 def load_cluster(path: str | Path) -> ClusterConfig:
     """Read and check a cluster config. Raises `JobError`."""
     return _check(ClusterConfig, _read_yaml(Path(path)), str(path))
+
+
+def _as_list(value: Item | list[Item]) -> list[Item]:
+    return value if isinstance(value, list) else [value]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -22,16 +22,29 @@ class Strategy:
     use: str
     alpha: float | None = None
     beta: float | str | None = None
+    normalize: str | None = None
+    fallback: float | None = None
+    rollback: float | None = None
+    target: str | None = None
+    """`module:function` of a custom target distribution."""
 
     @property
     def label(self) -> str:
         """The strategy as people write it, for example `spec_cascade.opt(alpha=0.2)`."""
-        given = [f"{name}={value:g}" for name, value in self._parameters() if value is not None]
-        return f"{self.use}({', '.join(given)})" if given else self.use
+        given = {
+            name: value
+            for name, value in vars(self).items()
+            if name != "use" and value is not None and (name, value) not in _UNSAID
+        }
+        said = [
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in given.items()
+        ]
+        return f"{self.use}({', '.join(said)})" if said else self.use
 
-    def _parameters(self) -> list[tuple[str, float | None]]:
-        beta = self.beta if isinstance(self.beta, float | int) else None
-        return [("alpha", self.alpha), ("beta", beta)]
+
+_UNSAID = {("beta", 1.0), ("normalize", "none")}
+"""Parameters that go without saying in a label."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +64,19 @@ class Setting:
     block_size: int
     max_new_tokens: int
     sampling: Sampling = Sampling()
+    """The verifier's, and that of the row."""
+    drafter_sampling: Sampling | None = None
+    """The drafter's, where it differs."""
     bonus: Bonus = "verifier"
     seed: int = 0
     repeats: int = 1
     eos_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+    @property
+    def drafting(self) -> Sampling:
+        """What the drafter samples with."""
+        return self.drafter_sampling or self.sampling
 
     @property
     def draft_length(self) -> int:
@@ -109,6 +131,41 @@ class Counts:
     accepted_histogram: tuple[int, ...] = ()
 
 
+Source = Literal["draft", "residual", "bonus", "verifier"]
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """Where one token came from, and what both models thought there.
+
+    Confidences are untempered probabilities of the emitted token; the maxima are those of the whole
+    distributions. The drafter's are None behind a block taken whole, where it was not asked.
+    """
+
+    source: Source
+    deferred: bool
+    accepted: bool
+    """Whether it is a drafted token that was kept."""
+    drafter_confidence: float | None
+    verifier_confidence: float | None
+    drafter_max: float | None
+    verifier_max: float | None
+    total_variation: float | None
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Sums over the judged positions of a speculative outcome, for the paper's deferral risk.
+
+    `expected_rejected` is the sum of the probabilities that the draft is rejected: r D_TV (Lemma 3)
+    for cascades, sum max(0, q - target) in general. `expected_loss` is the plug-in 0-1 loss, the sum
+    of (1 - r)(1 - max q) + r (1 - max p), as in eqs. 3 and 8 without their cost terms.
+    """
+
+    expected_rejected: float = 0.0
+    expected_loss: float = 0.0
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A finished (example, repeat, strategy): tokens, counts and why it ended.
@@ -125,6 +182,12 @@ class Outcome:
     counts: Counts
     error: RowError | None = None
     wall_seconds: float = 0.0
+    setting: int = 0
+    """Index into the run's settings."""
+    risk: Risk = Risk()
+    log_confidence: float = 0.0
+    """Log of the drafter's untempered probability of the text, for the drafter alone."""
+    trace: tuple[TokenTrace, ...] = ()
 
 
 @dataclass(frozen=True)

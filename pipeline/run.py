@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,9 @@ from pipeline.fleet.local import LocalFleet
 from pipeline.fleet.scheduler import Lease, lease_shards
 from pipeline.models.determinism import is_batch_invariant, prepare_numerics
 from pipeline.models.pairing import Pairing, check_pair
-from pipeline.protocol.strategies import StrategyError, sweep
+from pipeline.models.stopping import text_before
+from pipeline.protocol.sequence import cascade, decoded
+from pipeline.protocol.strategies import KINDS, Execution, StrategyError, sweep
 from pipeline.quality.metrics import Metric, load_metrics, score
 from pipeline.records import Outcome, Setting, StepTimes, Strategy, WorkerStats
 from pipeline.results.manifest import check_same_run, make_manifest, write_manifest
@@ -39,9 +41,9 @@ class Prepared:
     job: Job
     cluster: ClusterConfig
     strategies: tuple[Strategy, ...]
+    settings: tuple[Setting, ...]
     metrics: tuple[Metric, ...]
     pairing: Pairing = field(repr=False)
-    setting: Setting
     reader: PromptReader = field(repr=False)
     num_examples: int | None
     """How many examples there are; None where counting would mean reading them all."""
@@ -53,8 +55,8 @@ class Prepared:
 
     @property
     def rows_per_example(self) -> int:
-        """One for each repeat and strategy."""
-        return self.setting.repeats * len(self.strategies)
+        """One for each setting, repeat and strategy."""
+        return sum(setting.repeats for setting in self.settings) * len(self.strategies)
 
 
 @dataclass(frozen=True)
@@ -96,20 +98,21 @@ def prepare(job: Job) -> Prepared:
         )
     check_dataset(job.dataset)
     pairing = check_pair(job.models)
-    setting = job.decoding.setting(pairing.eos_token_ids)
+    settings = job.decoding.settings(pairing.eos_token_ids)
+    _check_greedy(strategies, settings)
     reader = PromptReader(
         job.dataset,
         pairing.tokenizer,
         needs_references=bool(metrics),
-        max_prompt_tokens=_room_for_prompts(pairing, setting),
+        max_prompt_tokens=_room_for_prompts(pairing, settings),
     )
     return Prepared(
         job=job,
         cluster=cluster,
         strategies=strategies,
+        settings=settings,
         metrics=metrics,
         pairing=pairing,
-        setting=setting,
         reader=reader,
         num_examples=count_examples(job.dataset),
     )
@@ -120,7 +123,7 @@ def expand_strategies(job: Job) -> tuple[Strategy, ...]:
     strategies: list[Strategy] = []
     for number, line in enumerate(job.strategies):
         try:
-            found = sweep(line.use, line.alpha, line.beta)
+            found = sweep(line.use, line.model_dump(exclude={"use"}))
         except StrategyError as error:
             raise JobError(f"strategies.{number}.{error}") from error
         for strategy in found:
@@ -171,9 +174,10 @@ def _fleet(prepared: Prepared) -> Fleet:
     plan = FleetPlan(
         models=prepared.job.models,
         vocabulary=prepared.pairing.vocabulary,
-        strategies=prepared.strategies,
-        setting=prepared.setting,
+        strategies=decoded(prepared.strategies),
+        settings=prepared.settings,
         cluster=prepared.cluster,
+        trace=prepared.job.trace,
     )
     return LocalFleet(plan) if prepared.job.fleet == "local" else RayFleet(plan)
 
@@ -194,20 +198,21 @@ async def _step_times(prepared: Prepared, fleet: Fleet) -> StepTimes:
 
 def _write(prepared: Prepared, lease: Lease, times: StepTimes) -> None:
     """Score a finished shard and write its file."""
-    outcomes = lease.result.outcomes
+    outcomes = _with_sequence_cascades(prepared.strategies, lease.result.outcomes)
     references = {example.example_id: example.references for example in lease.shard.examples}
     predictions = [_text(prepared, outcome) for outcome in outcomes]
     of_outcome = [references[outcome.example_id] for outcome in outcomes]
     layout = RowLayout(
         job=prepared.job.name,
-        setting=prepared.setting,
+        settings=prepared.settings,
         strategies=prepared.strategies,
         metrics=prepared.metrics,
         step_times=times,
+        trace=prepared.job.trace,
     )
     finished = FinishedShard(
         shard=lease.shard,
-        result=lease.result,
+        result=replace(lease.result, outcomes=outcomes),
         predictions=predictions,
         scores=score(prepared.metrics, predictions, of_outcome),
     )
@@ -235,17 +240,44 @@ def _text(prepared: Prepared, outcome: Outcome) -> str | None:
     if outcome.error is not None:
         return None
     text = prepared.pairing.tokenizer.decode(outcome.output_ids, skip_special_tokens=True)
-    return str(text)
+    return text_before(str(text), prepared.job.decoding.stop)
 
 
-def _room_for_prompts(pairing: Pairing, setting: Setting) -> int | None:
+def _with_sequence_cascades(
+    strategies: Sequence[Strategy], outcomes: Sequence[Outcome]
+) -> tuple[Outcome, ...]:
+    """The outcomes of all strategies asked for: those decoded, and those that follow from them."""
+    by_key = {(o.example_id, o.setting, o.repeat, o.strategy.use): o for o in outcomes}
+    kept = [outcome for outcome in outcomes if outcome.strategy in strategies]
+    for strategy in strategies:
+        if KINDS[strategy.use].execution is Execution.SEQUENCE:
+            for (example, setting, repeat, use), drafter in by_key.items():
+                if use == "drafter":
+                    verifier = by_key[example, setting, repeat, "verifier"]
+                    kept.append(cascade(strategy, drafter, verifier))
+    return tuple(kept)
+
+
+def _check_greedy(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> None:
+    """A dynamic block is defined for greedy decoding alone."""
+    warm = [s for s in settings if s.sampling.temperature > 0 or s.drafting.temperature > 0]
+    dynamic = [strategy.use for strategy in strategies if KINDS[strategy.use].dynamic]
+    if dynamic and warm:
+        raise JobError(
+            f"strategies: {dynamic[0]} is greedy, but decoding.temperature is "
+            f"{warm[0].sampling.temperature:g}; set it to 0 or remove {dynamic[0]}"
+        )
+
+
+def _room_for_prompts(pairing: Pairing, settings: Sequence[Setting]) -> int | None:
     """The longest prompt that leaves room for the output and the block drafted at its end."""
     if pairing.context is None:
         return None
-    room = pairing.context - setting.max_new_tokens - setting.draft_length - 1
+    longest = settings[0].max_new_tokens
+    room = pairing.context - longest - max(setting.draft_length for setting in settings) - 1
     if room < 1:
         raise JobError(
-            f"decoding.max_new_tokens is {setting.max_new_tokens}, but the pair holds sequences of "
+            f"decoding.max_new_tokens is {longest}, but the pair holds sequences of "
             f"{pairing.context} tokens only; lower it"
         )
     return room

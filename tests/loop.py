@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.models.interface import LanguageModel
 from pipeline.records import Example, Outcome, Setting, Shard, Strategy
 from pipeline.workers.drafter import DrafterWorker
 from pipeline.workers.verifier import VerifierWorker
+from pipeline.workers.wire import VerifyReply, VerifyRequest
+
+Outcomes = dict[tuple[str, int, str], Outcome]
+"""By (example id, repeat, strategy label)."""
+
+
+def workers(
+    drafter: LanguageModel,
+    verifier: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    strategies: Sequence[Strategy],
+    setting: Setting,
+    slots: int = 4,
+    banks: int = 1,
+    ids: Sequence[str] | None = None,
+) -> tuple[DrafterWorker, VerifierWorker]:
+    """Both workers, the drafter with all prompts as the examples "0", "1", ... or `ids`."""
+    drafting = DrafterWorker("drafter-0", drafter, strategies, [setting], banks, slots)
+    named = zip(ids or map(str, range(len(prompts))), prompts, strict=True)
+    examples = [Example(name, None, (), tuple(prompt)) for name, prompt in named]
+    drafting.add(Shard(0, tuple(examples)))
+    return drafting, VerifierWorker(verifier, strategies, [setting])
+
+
+def drive(drafting: DrafterWorker, verify: Callable[[VerifyRequest], VerifyReply]) -> Outcomes:
+    """Round by round until nothing is left; each outcome comes once."""
+    outcomes: Outcomes = {}
+    while seated := [bank for bank in drafting.banks if drafting.seat(bank)]:
+        for bank in seated:
+            reply = verify(drafting.draft(bank))
+            for finished in drafting.apply(bank, reply):
+                outcome = finished.outcome
+                key = (outcome.example_id, outcome.repeat, outcome.strategy.label)
+                assert key not in outcomes, f"{key} came twice"
+                outcomes[key] = outcome
+    return outcomes
 
 
 def decode(
@@ -18,21 +54,7 @@ def decode(
     setting: Setting,
     slots: int = 4,
     banks: int = 1,
-) -> dict[tuple[str, int, str], Outcome]:
-    """All outcomes by (example id, repeat, strategy label)."""
-    examples = tuple(
-        Example(str(index), None, (), tuple(prompt)) for index, prompt in enumerate(prompts)
-    )
-    drafting = DrafterWorker("drafter-0", drafter, strategies, setting, banks, slots)
-    verifying = VerifierWorker(verifier, strategies, setting)
-    drafting.add(Shard(0, examples))
-    outcomes: dict[tuple[str, int, str], Outcome] = {}
-    while seated := [bank for bank in drafting.banks if drafting.seat(bank)]:
-        for bank in seated:
-            reply = verifying.verify(drafting.draft(bank))
-            for finished in drafting.apply(bank, reply):
-                outcome = finished.outcome
-                key = (outcome.example_id, outcome.repeat, outcome.strategy.label)
-                assert key not in outcomes, f"{key} came twice"
-                outcomes[key] = outcome
-    return outcomes
+) -> Outcomes:
+    """All outcomes."""
+    drafting, verifying = workers(drafter, verifier, prompts, strategies, setting, slots, banks)
+    return drive(drafting, verifying.verify)

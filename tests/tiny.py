@@ -31,7 +31,7 @@ _SIZES = {
     "vocab_size": VOCABULARY,
 }
 _IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 2}
-_GROUPED = {**_SIZES, **_IDS, "intermediate_size": 48, "num_key_value_heads": 2}
+_GROUPED = {**_SIZES, **_IDS, "intermediate_size": 64, "num_key_value_heads": 2}
 
 
 def _config(name: str) -> PreTrainedConfig:
@@ -64,7 +64,7 @@ def _config(name: str) -> PreTrainedConfig:
     return T5Config(
         d_model=32,
         d_kv=8,
-        d_ff=48,
+        d_ff=64,
         num_layers=2,
         num_decoder_layers=2,
         num_heads=4,

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Protocol
 
 from pipeline.config import ClusterConfig, ModelsConfig
-from pipeline.models.loading import load_model
+from pipeline.models.loading import load_model, load_tokenizer
+from pipeline.models.stopping import StopStrings
 from pipeline.records import Setting, Shard, ShardResult, StepTimes, Strategy, WorkerStats
 from pipeline.workers.drafter import DrafterWorker
 from pipeline.workers.verifier import VerifierWorker
@@ -57,8 +58,9 @@ class FleetPlan:
     models: ModelsConfig
     vocabulary: int
     strategies: tuple[Strategy, ...]
-    setting: Setting
+    settings: tuple[Setting, ...]
     cluster: ClusterConfig
+    trace: bool = False
 
     def drafter_names(self) -> list[str]:
         """drafter-0, drafter-1, ..."""
@@ -78,9 +80,18 @@ class FleetPlan:
         """Load the drafter in this process."""
         role = self.cluster.drafter
         model = load_model(self.models.drafter, self.vocabulary)
-        return DrafterWorker(name, model, self.strategies, self.setting, role.banks, role.slots)
+        stop = self.settings[0].stop
+        return DrafterWorker(
+            name,
+            model,
+            self.strategies,
+            self.settings,
+            role.banks,
+            role.slots,
+            StopStrings(load_tokenizer(self.models.verifier), stop) if stop else None,
+        )
 
     def load_verifier(self) -> VerifierWorker:
         """Load the verifier in this process."""
         model = load_model(self.models.verifier, self.vocabulary)
-        return VerifierWorker(model, self.strategies, self.setting)
+        return VerifierWorker(model, self.strategies, self.settings, self.trace)

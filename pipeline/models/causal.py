@@ -12,6 +12,9 @@ from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
 from pipeline.models.slots import Feed, SlotCache, in_columns
 
 
+_REGISTER = 16
+
+
 class CausalModel(LanguageModel):
     """A decoder-only `transformers` model."""
 
@@ -20,6 +23,7 @@ class CausalModel(LanguageModel):
         self.device = model.device
         self.vocabulary = vocabulary
         self.config = model.config.get_text_config()
+        self.context = getattr(self.config, "max_position_embeddings", None)
 
     def bank(self, slots: int) -> CausalBank:
         """New, empty caches for `slots` lanes."""
@@ -40,7 +44,7 @@ class CausalBank(ModelBank):
     """Slots of a decoder-only model. The prefix is the prompt."""
 
     def __init__(self, owner: CausalModel, slots: int) -> None:
-        super().__init__(slots, owner.device)
+        super().__init__(slots, owner.device, owner.context)
         self._owner = owner
         self._cache = SlotCache(slots, owner.config.num_hidden_layers)
 
@@ -77,7 +81,11 @@ class CausalBank(ModelBank):
 
 
 def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Sequences as int64 (R, longest, rounded up), zeros behind each: causal masks hide them."""
-    width = in_columns(max(len(sequence) for sequence in sequences), 8)
+    """Sequences as int64 (R, longest, rounded up), zeros behind each: masks hide them.
+
+    Rounded up to what a vector register holds: attention sums whole registers and a rest in another
+    order, so a prompt's last bits would depend on the longest one beside it.
+    """
+    width = in_columns(max(len(sequence) for sequence in sequences), _REGISTER)
     rows = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
     return torch.tensor(rows, dtype=torch.long, device=device)

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_UNLIMITED = 2**31
+
 
 @dataclass(frozen=True)
 class SlotContent:
@@ -31,9 +33,10 @@ class SlotContent:
 class ModelBank(ABC):
     """The caches of one bank of one model."""
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(self, slots: int, device: torch.device, context: int | None = None) -> None:
         self.slots = slots
         self.device = device
+        self._last_position = None if context is None else context - 1
         self._prefix_lengths = torch.ones(slots, dtype=torch.long, device=device)
         self._prefix_tails = torch.zeros(slots, 2, dtype=torch.long, device=device)
 
@@ -46,6 +49,13 @@ class ModelBank(ABC):
             self._prefix_tails[content.slot] = torch.tensor(tail, device=self.device)
         if contents:
             self._prefill(contents)
+
+    def room(self, content: SlotContent) -> int:
+        """How many more tokens can be drawn for a slot before the context is full, at least 0."""
+        if self._last_position is None:
+            return _UNLIMITED
+        written = len(self._prefix(content.prompt_ids)) + len(content.output_ids)
+        return max(0, self._last_position + 2 - written)
 
     def feed(self, tokens: Tensor, offsets: Tensor, keep: int) -> Tensor:
         """Feed Q tokens to each of the first A slots and say what comes behind the last `keep`.
@@ -62,7 +72,9 @@ class ModelBank(ABC):
         tail = self._prefix_tails[rows].gather(1, (offsets + 2).clamp(0, 1))
         tokens = torch.where(offsets < 0, tail, tokens)
         # A prefix of one token has no second last: both columns are then position 0, the same token.
-        positions = (self._prefix_lengths[rows, None] + offsets).clamp_min(0)
+        positions = self._prefix_lengths[rows, None] + offsets
+        # Columns of a lane that is at its end do not count, but must be somewhere.
+        positions = positions.clamp(0, self._last_position)
         return self._forward(tokens, positions, keep).float()
 
     @abstractmethod
@@ -84,6 +96,8 @@ class LanguageModel(ABC):
     device: torch.device
     vocabulary: int
     """V: ids below it are shared by the pair; logits are cut to it before any softmax."""
+    context: int | None = None
+    """How many positions a sequence may have; None if there is no limit."""
 
     @abstractmethod
     def bank(self, slots: int) -> ModelBank:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from transformers import (
-    AutoConfig,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
 from pipeline.config import JobError, ModelConfig, ModelsConfig
+from pipeline.models.loading import load_config, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,8 @@ class Pairing:
     """What the pair shares.
 
     `vocabulary` is the number of ids both models and the tokenizer know; logits are cut to it.
-    `context` is the longest sequence (prompt and output) both can hold, None if unlimited.
+    `context` is the longest sequence (prompt and output) the verifier can hold, None if unlimited; a
+    drafter with a shorter one leaves the rest of a text to the verifier.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -52,15 +52,14 @@ def check_pair(models: ModelsConfig) -> Pairing:
             f"models.verifier.path: the end-of-text ids {list(eos)} are not among the "
             f"{vocabulary} ids that both models know; the pair cannot end a text"
         )
-    limits = [limit for config in configs if (limit := _context(config)) is not None]
-    return Pairing(tokenizers[1], vocabulary, eos, min(limits, default=None))
+    return Pairing(tokenizers[1], vocabulary, eos, _context(configs[1]))
 
 
 def _config(role: str, model: ModelConfig) -> PreTrainedConfig:
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         _check_weights(role, folder)
-    config = _from_pretrained(AutoConfig.from_pretrained, role, model)
+    config = _loaded(lambda: load_config(model), role, model)
     text = config.get_text_config()
     if getattr(text, "attn_logit_softcapping", None) is not None:
         raise JobError(
@@ -91,12 +90,12 @@ def _check_weights(role: str, folder: Path) -> None:
 
 
 def _tokenizer(role: str, model: ModelConfig) -> PreTrainedTokenizerBase:
-    return _from_pretrained(AutoTokenizer.from_pretrained, role, model)
+    return _loaded(lambda: load_tokenizer(model), role, model)
 
 
-def _from_pretrained(load: Callable[..., Any], role: str, model: ModelConfig) -> Any:
+def _loaded(load: Callable[[], Any], role: str, model: ModelConfig) -> Any:
     try:
-        return load(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
+        return load()
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise JobError(

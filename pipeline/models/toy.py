@@ -17,8 +17,9 @@ class TableModel(LanguageModel):
         logits: float (V, V), row t holds the logits behind token t.
     """
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, context: int | None = None) -> None:
         self.logits = logits
+        self.context = context
         self.device = logits.device
         self.vocabulary = logits.shape[1]
 
@@ -31,7 +32,7 @@ class TableBank(ModelBank):
     """Slots of a table model; the prefix is the prompt."""
 
     def __init__(self, owner: TableModel, slots: int) -> None:
-        super().__init__(slots, owner.device)
+        super().__init__(slots, owner.device, owner.context)
         self._owner = owner
 
     def _prefix(self, prompt_ids: Sequence[int]) -> Sequence[int]:

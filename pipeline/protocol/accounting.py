@@ -45,15 +45,18 @@ class Walk:
     """Positions a speculative verification scores: the drafted ones, and one more for a bonus."""
     deferred: Tensor
     """Deferrals among the drafted positions that were looked at."""
+    asked: Tensor
+    """Drafter calls of a speculative block: its tokens, and one where it looked and fell back."""
 
 
 def count(execution: Execution, walk: Walk) -> Tensor:
     """The counts of one round, int64 (G, len(Count))."""
     emitted = walk.accepted + walk.replaced + walk.bonus
     one = torch.ones_like(emitted)
+    charges: dict[Count, Tensor]
     if execution is Execution.SPECULATIVE:
         charges = {
-            Count.DRAFTER_CALLS: walk.num_drafted,
+            Count.DRAFTER_CALLS: walk.asked,
             Count.VERIFIER_CALLS: one,
             Count.VERIFIER_TOKENS: walk.scored,
             Count.DRAFTED: walk.num_drafted,
@@ -63,19 +66,21 @@ def count(execution: Execution, walk: Walk) -> Tensor:
             Count.BONUS_TOKENS: walk.bonus,
             Count.ROUNDS: one,
         }
-    elif execution is Execution.SEQUENTIAL:
-        charges = {
-            Count.DRAFTER_CALLS: emitted,
-            Count.VERIFIER_CALLS: walk.deferred,
-            Count.VERIFIER_TOKENS: walk.deferred,
-            Count.DEFERRED: walk.deferred,
-        }
-    elif execution is Execution.VERIFIER_ONLY:
-        charges = dict.fromkeys(
-            (Count.VERIFIER_CALLS, Count.VERIFIER_TOKENS, Count.DEFERRED), emitted
-        )
-    else:
+    elif execution is Execution.DRAFTER_ONLY:
         charges = {Count.DRAFTER_CALLS: emitted}
+    else:
+        # A bonus here is a token of the verifier where the drafter could not be asked.
+        deferred = walk.deferred + walk.bonus
+        if execution is Execution.VERIFIER_ONLY:
+            deferred = emitted
+        calls = emitted if execution is Execution.ORACLE else deferred
+        charges = {
+            Count.VERIFIER_CALLS: calls,
+            Count.VERIFIER_TOKENS: calls,
+            Count.DEFERRED: deferred,
+        }
+        if execution is not Execution.VERIFIER_ONLY:
+            charges[Count.DRAFTER_CALLS] = emitted - walk.bonus
     counts = emitted.new_zeros(len(emitted), len(Count))
     for column, values in charges.items():
         counts[:, column] = values

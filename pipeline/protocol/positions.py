@@ -28,6 +28,17 @@ class Distributions:
         """The largest confidence of each position, (N, 1); NaN where the model is broken."""
         return self.confidences.amax(dim=-1, keepdim=True)
 
+    @cached_property
+    def modes(self) -> Tensor:
+        """The most confident token of each position, int64 (N, 1)."""
+        return self.confidences.argmax(dim=-1, keepdim=True)
+
+    @cached_property
+    def entropies(self) -> Tensor:
+        """Entropy of the confidences in nats, (N, 1)."""
+        terms: Tensor = torch.special.entr(self.confidences)
+        return terms.sum(dim=-1, keepdim=True)
+
 
 class Positions:
     """M chosen rows of N judged positions; wide tensors are gathered only when asked for.
@@ -86,9 +97,30 @@ class Positions:
         return self.verifier.peaks[self.index]
 
     @property
+    def drafter_entropy(self) -> Tensor:
+        """H(q) of the drafter's confidence in nats, (M, 1)."""
+        return self.drafter.entropies[self.index]
+
+    @property
+    def verifier_entropy(self) -> Tensor:
+        """H(p) of the verifier's confidence in nats, (M, 1)."""
+        return self.verifier.entropies[self.index]
+
+    @property
+    def verifier_loss_of_drafter_mode(self) -> Tensor:
+        """-log p(argmax q) in nats, both confidences, (M, 1)."""
+        confidence = self._shared._all_confidence_in_mode[self.index]
+        return -confidence.log()
+
+    @property
     def total_variation(self) -> Tensor:
         """D_TV of the sampling distributions, (M, 1)."""
         return self._shared._all_total_variation[self.index]
+
+    @property
+    def drafter_confidence_of_draft(self) -> Tensor:
+        """The drafter's untempered probability of the drafted token, (M, 1)."""
+        return self._shared._all_drafter_confidence_of_draft[self.index]
 
     @property
     def drafter_prob_of_draft(self) -> Tensor:
@@ -101,8 +133,16 @@ class Positions:
         return self._shared._all_draft_probs[1][self.index]
 
     @cached_property
+    def _all_confidence_in_mode(self) -> Tensor:
+        return self.verifier.confidences.gather(1, self.drafter.modes)
+
+    @cached_property
     def _all_total_variation(self) -> Tensor:
         return total_variation(self.drafter.probs, self.verifier.probs)[:, None]
+
+    @cached_property
+    def _all_drafter_confidence_of_draft(self) -> Tensor:
+        return self.drafter.confidences.gather(1, self.drafted[:, None])
 
     @cached_property
     def _all_draft_probs(self) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,53 @@ def opt(at: Positions, alpha: Tensor) -> Tensor:
     return at.verifier_max - at.drafter_max <= alpha * at.total_variation
 
 
+def entropy(at: Positions, alpha: Tensor) -> Tensor:
+    """Keep iff H(q) <= alpha, in nats: Chow's rule for the log loss (appendix B). alpha >= 0.
+
+    alpha = 0 gives the verifier (a drafter that is certain is kept); alpha = log V the drafter.
+    """
+    return at.drafter_entropy <= alpha
+
+
+def diff_log(at: Positions, alpha: Tensor) -> Tensor:
+    """Keep iff H(q) <= H(p) + alpha, in nats: `diff` for the log loss (appendix B).
+
+    alpha = -log V gives the verifier (save where it is uniform and the drafter certain), alpha =
+    log V the drafter.
+    """
+    return at.drafter_entropy <= at.verifier_entropy + alpha
+
+
+def opt_log(at: Positions, alpha: Tensor) -> Tensor:
+    """Keep iff H(q) <= H(p) + alpha D_TV(p, q): `opt` for the log loss (Lemma 4 with entropies).
+
+    Large negative alpha gives the verifier wherever the models differ, large positive the drafter.
+    """
+    return at.drafter_entropy - at.verifier_entropy <= alpha * at.total_variation
+
+
+def bild_star(at: Positions, alpha: Tensor) -> Tensor:
+    """Keep iff -log p(argmax q) <= alpha, in nats: BiLD's discrepancy in Algorithm 5 (section 5).
+
+    alpha = 0 gives the verifier wherever it is not certain of the drafter's first choice; a large
+    alpha gives the drafter.
+    """
+    return at.verifier_loss_of_drafter_mode <= alpha
+
+
+def token_v1(at: Positions, alpha: Tensor) -> Tensor:
+    """Keep token v iff q(v) >= max p - alpha (eq. 13). alpha = -1 gives the verifier, 1 the drafter."""
+    return at.drafter_confidence >= at.verifier_max - alpha
+
+
+def token_v2(at: Positions, alpha: Tensor) -> Tensor:
+    """Keep token v iff p(v) >= max p - alpha (eq. 14). alpha = -1 gives the verifier, 1 the drafter.
+
+    alpha = 0 keeps only the verifier's most likely tokens: sharper than the verifier.
+    """
+    return at.verifier_confidence >= at.verifier_max - alpha
+
+
 def token_v3(at: Positions, alpha: Tensor) -> Tensor:
     """Keep token v iff p(v) >= (1 - alpha) max p (eq. 15).
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cache
 from itertools import product
+from math import inf
+from typing import Any
 
 from pipeline.protocol import rules
-from pipeline.protocol.targets import Kept, KeptTokens, Lossy, Target
+from pipeline.protocol.targets import Custom, Kept, KeptTokens, Lossy, Target
 from pipeline.records import Strategy
+
+
+class StrategyError(ValueError):
+    """A strategy that cannot be: an unknown name, or a parameter missing, unknown or out of range."""
 
 
 class Execution(Enum):
@@ -20,34 +28,82 @@ class Execution(Enum):
     VERIFIER_ONLY = "verifier only"
     SEQUENTIAL = "sequential"
     """The drafter at every token, one verifier call for each deferred token (Algorithm 2)."""
+    ORACLE = "oracle"
+    """Both models at every token (Algorithm 3)."""
     SPECULATIVE = "speculative"
     """Blocks drafted, then judged by one verifier call (Algorithms 4 and 5)."""
+    SEQUENCE = "sequence"
+    """The whole answer of one model; its row follows from those of the two models alone."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values a parameter may take, both ends included unless `below`."""
+    """The numbers a parameter may be, both ends included unless `below`."""
 
     low: float
     high: float
     below: bool = False
     """The upper end itself is excluded."""
 
-    def __contains__(self, value: float) -> bool:
+    def __contains__(self, value: object) -> bool:
+        """Whether a value is a number in the range."""
+        if not isinstance(value, float | int) or isinstance(value, bool):
+            return False
         return self.low <= value < self.high if self.below else self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"from {self.low:g} to {'below ' if self.below else ''}{self.high:g}"
+        """As a sentence needs it."""
+        if (self.low, self.high) == (-inf, inf):
+            return "any number"
+        if self.high == inf:
+            return f"a number from {self.low:g} up"
+        return f"a number from {self.low:g} to {'below ' if self.below else ''}{self.high:g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The values a parameter may be; the first is what it is when the job does not say."""
+
+    options: tuple[float | str, ...]
+
+    def __contains__(self, value: object) -> bool:
+        """Whether it is one of them."""
+        return value in self.options
+
+    def __str__(self) -> str:
+        """As a sentence needs it."""
+        return " or ".join(str(option) for option in self.options)
+
+
+class Function:
+    """A parameter that names a function as `module:function`."""
+
+    def __contains__(self, value: object) -> bool:
+        """Whether it has that form."""
+        return isinstance(value, str) and len(value.split(":")) == 2 and all(value.split(":"))
+
+    def __str__(self) -> str:
+        """As a sentence needs it."""
+        return "a function as module:function"
+
+
+Allowed = Range | OneOf | Function
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One line of the table: how a `use:` name executes and what it must sample from."""
+    """One line of the table: how a `use:` name executes and what it samples from.
+
+    `threshold` names the parameter that the rule gets as its alpha. A `dynamic` block ends before
+    the first token that the drafter is less sure of than `fallback`, and needs temperature 0.
+    """
 
     execution: Execution
-    target: Target
-    alpha: Range | None = None
-    default_beta: float | None = None
+    target: Target | None
+    takes: Mapping[str, Allowed]
+    optional: tuple[str, ...] = ()
+    threshold: str = "alpha"
+    dynamic: bool = False
 
     @property
     def uses_drafter(self) -> bool:
@@ -60,28 +116,86 @@ class Kind:
         return self.execution is not Execution.DRAFTER_ONLY
 
 
-_UNIT = Range(0, 1)
-_ANY = Range(-float("inf"), float("inf"))
+_UNIT, _SIGNED_UNIT = Range(0, 1), Range(-1, 1)
+_ANY, _POSITIVE = Range(-inf, inf), Range(0, inf)
+
+
+def _cascade(execution: Execution, rule: rules.KeepRule, alpha: Range) -> Kind:
+    return Kind(execution, Kept(rule), {"alpha": alpha})
+
+
+def _token_cascade(rule: rules.KeepRule, alpha: Range) -> Kind:
+    return Kind(Execution.SPECULATIVE, KeptTokens(rule), {"alpha": alpha})
+
 
 KINDS: dict[str, Kind] = {
-    "drafter": Kind(Execution.DRAFTER_ONLY, Kept(rules.never_defer)),
-    "verifier": Kind(Execution.VERIFIER_ONLY, Kept(rules.always_defer)),
-    "token_cascade.chow": Kind(Execution.SEQUENTIAL, Kept(rules.chow), _UNIT),
-    "spec_decode": Kind(Execution.SPECULATIVE, Kept(rules.always_defer)),
-    "lossy_spec_decode": Kind(Execution.SPECULATIVE, Lossy(), Range(0, 1, below=True), 1.0),
-    "spec_cascade.chow": Kind(Execution.SPECULATIVE, Kept(rules.chow), _UNIT),
-    "spec_cascade.diff": Kind(Execution.SPECULATIVE, Kept(rules.diff), Range(-1, 1)),
-    "spec_cascade.opt": Kind(Execution.SPECULATIVE, Kept(rules.opt), _ANY),
-    "spec_cascade.token_v3": Kind(Execution.SPECULATIVE, KeptTokens(rules.token_v3), _ANY),
+    "drafter": Kind(Execution.DRAFTER_ONLY, Kept(rules.never_defer), {}),
+    "verifier": Kind(Execution.VERIFIER_ONLY, Kept(rules.always_defer), {}),
+    "sequence_cascade.chow": Kind(
+        Execution.SEQUENCE, None, {"alpha": _UNIT, "normalize": OneOf(("none", "mean"))}
+    ),
+    "token_cascade.chow": _cascade(Execution.SEQUENTIAL, rules.chow, _UNIT),
+    "token_cascade.entropy": _cascade(Execution.SEQUENTIAL, rules.entropy, _POSITIVE),
+    "oracle_cascade.diff": _cascade(Execution.ORACLE, rules.diff, _SIGNED_UNIT),
+    "oracle_cascade.diff_log": _cascade(Execution.ORACLE, rules.diff_log, _ANY),
+    "spec_decode": Kind(Execution.SPECULATIVE, Kept(rules.always_defer), {}),
+    "lossy_spec_decode": Kind(
+        Execution.SPECULATIVE,
+        Lossy(),
+        {"alpha": Range(0, 1, below=True), "beta": OneOf((1.0, "tuned"))},
+    ),
+    "bild_star": _cascade(Execution.SPECULATIVE, rules.bild_star, _POSITIVE),
+    "bild": Kind(
+        Execution.SPECULATIVE,
+        Kept(rules.bild_star),
+        {"fallback": _UNIT, "rollback": _POSITIVE},
+        threshold="rollback",
+        dynamic=True,
+    ),
+    "spec_cascade.chow": _cascade(Execution.SPECULATIVE, rules.chow, _UNIT),
+    "spec_cascade.diff": _cascade(Execution.SPECULATIVE, rules.diff, _SIGNED_UNIT),
+    "spec_cascade.opt": _cascade(Execution.SPECULATIVE, rules.opt, _ANY),
+    "spec_cascade.chow_log": _cascade(Execution.SPECULATIVE, rules.entropy, _POSITIVE),
+    "spec_cascade.diff_log": _cascade(Execution.SPECULATIVE, rules.diff_log, _ANY),
+    "spec_cascade.opt_log": _cascade(Execution.SPECULATIVE, rules.opt_log, _ANY),
+    "spec_cascade.token_v1": _token_cascade(rules.token_v1, _SIGNED_UNIT),
+    "spec_cascade.token_v2": _token_cascade(rules.token_v2, _SIGNED_UNIT),
+    "spec_cascade.token_v3": _token_cascade(rules.token_v3, _ANY),
+    "custom": Kind(
+        Execution.SPECULATIVE, None, {"target": Function(), "alpha": _ANY}, optional=("alpha",)
+    ),
 }
 
-
-class StrategyError(ValueError):
-    """A strategy that cannot be: an unknown name, or a parameter missing, unknown or out of range."""
+PARAMETERS = tuple(field.name for field in fields(Strategy) if field.name != "use")
 
 
-def sweep(use: str, alpha: object = None, beta: object = None) -> list[Strategy]:
+def target_of(strategy: Strategy) -> Target:
+    """What a decoded strategy samples from. Raises `StrategyError` for a custom one not found."""
+    if strategy.target is not None:
+        return _custom(strategy.target)
+    target = KINDS[strategy.use].target
+    if target is None:
+        raise StrategyError(f"{strategy.use} is not decoded itself")
+    return target
+
+
+@cache
+def _custom(name: str) -> Custom:
+    module, _, function = name.partition(":")
+    try:
+        return Custom(vars(importlib.import_module(module))[function])
+    except (ImportError, KeyError) as error:
+        raise StrategyError(
+            f"target is '{name}', but there is no function {function} in a module {module} that can "
+            f"be imported from here: {error}"
+        ) from error
+
+
+def sweep(use: str, given: Mapping[str, object]) -> list[Strategy]:
     """The strategies of one line of a job: a list for a parameter is a sweep.
+
+    Args:
+        given: parameters by name; None is the same as not given.
 
     Raises:
         StrategyError: in one sentence that names the parameter and the remedy.
@@ -90,31 +204,31 @@ def sweep(use: str, alpha: object = None, beta: object = None) -> list[Strategy]
         near = difflib.get_close_matches(use, KINDS, n=1)
         remedy = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(KINDS)}"
         raise StrategyError(f"use is '{use}', which is not a strategy; {remedy}")
-    pairs = product(_values("alpha", use, alpha), _values("beta", use, beta))
-    return [_checked(use, a, b) for a, b in pairs]
+    values = [_values(use, name, given.get(name)) for name in PARAMETERS]
+    strategies = [
+        Strategy(use, **dict(zip(PARAMETERS, chosen, strict=True))) for chosen in product(*values)
+    ]
+    for strategy in strategies:
+        if strategy.target is not None:
+            target_of(strategy)
+    return strategies
 
 
-def _values(name: str, use: str, given: object) -> Sequence[object]:
-    if not isinstance(given, list):
-        return [given]
-    if not given:
-        raise StrategyError(f"{name} is an empty list; give {use} at least one value")
-    return given
-
-
-def _checked(use: str, alpha: object, beta: object) -> Strategy:
-    kind = KINDS[use]
-    if kind.alpha is None and alpha is not None:
-        raise StrategyError(f"alpha is {alpha}, but {use} takes no alpha; remove it")
-    if kind.alpha is not None and alpha is None:
-        raise StrategyError(
-            f"alpha is missing; {use} needs a number {kind.alpha} or a list of them"
-        )
-    if kind.alpha is not None and not (isinstance(alpha, float | int) and alpha in kind.alpha):
-        raise StrategyError(f"alpha is {alpha}, but {use} needs a number {kind.alpha}")
-    if kind.default_beta is None and beta is not None:
-        raise StrategyError(f"beta is {beta}, but {use} takes no beta; remove it")
-    if kind.default_beta is not None and beta not in (None, kind.default_beta):
-        raise StrategyError(f"beta is {beta}, but {use} supports beta = {kind.default_beta:g} only")
-    number = float(alpha) if isinstance(alpha, float | int) else None
-    return Strategy(use=use, alpha=number, beta=kind.default_beta)
+def _values(use: str, name: str, given: Any) -> Sequence[Any]:
+    """The checked values of one parameter, one for each strategy of the sweep."""
+    allowed = KINDS[use].takes.get(name)
+    if allowed is None:
+        if given is not None:
+            raise StrategyError(f"{name} is {given}, but {use} takes no {name}; remove it")
+        return [None]
+    if given is None and isinstance(allowed, OneOf):
+        return [allowed.options[0]]
+    if given is None and name in KINDS[use].optional:
+        return [None]
+    if given is None or given == []:
+        raise StrategyError(f"{name} is missing; {use} needs {allowed}, or a list for a sweep")
+    values = given if isinstance(given, list) else [given]
+    for value in values:
+        if value not in allowed:
+            raise StrategyError(f"{name} is {value}, but {use} needs {allowed}")
+    return [float(v) if isinstance(v, float | int) else v for v in values]

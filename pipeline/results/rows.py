@@ -6,9 +6,10 @@ example has no counts either. A failure to add up is a bug and raises `Invariant
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -24,7 +25,21 @@ from pipeline.records import (
 )
 from pipeline.results.schema import MetricColumn, row_schema
 
-Key = tuple[str, int, Strategy]
+
+class Key(NamedTuple):
+    """What a row is the row of; `setting` is an index into the run's settings."""
+
+    example_id: str
+    setting: int
+    repeat: int
+    strategy: Strategy
+
+    def __str__(self) -> str:
+        """As an error names it."""
+        return (
+            f"example {self.example_id!r}, setting {self.setting}, repeat {self.repeat}, "
+            f"strategy {self.strategy.label}"
+        )
 
 
 class InvariantError(AssertionError):
@@ -36,15 +51,16 @@ class RowLayout:
     """What all rows of a run share. `strategies` and `metrics` are in job order."""
 
     job: str
-    setting: Setting
+    settings: tuple[Setting, ...]
     strategies: tuple[Strategy, ...]
     metrics: tuple[MetricColumn, ...] = ()
     step_times: StepTimes | None = None
+    trace: bool = False
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of the run's row files."""
-        return row_schema(self.metrics)
+        return row_schema(self.metrics, self.trace)
 
 
 @dataclass(frozen=True)
@@ -63,15 +79,16 @@ class FinishedShard:
 
 
 def shard_table(layout: RowLayout, finished: FinishedShard) -> pa.Table:
-    """The rows of one shard in dataset order, then repeat, then strategy.
+    """The rows of one shard in dataset order, then setting, repeat and strategy.
 
     Raises:
         InvariantError: an outcome is missing, doubled or unasked for, or its counts do not add up.
     """
     places = _places(finished.result.outcomes)
-    rows = [_row(layout, finished, places, key) for key in _expected(layout, finished.shard)]
+    wanted = _expected(layout, finished.shard)
+    rows = [_row(layout, finished, places, example, key) for example, key in wanted]
     if places:
-        raise InvariantError(f"{_name(next(iter(places)))}: an outcome that was not asked for")
+        raise InvariantError(f"{next(iter(places))}: an outcome that was not asked for")
     return pa.Table.from_pylist(rows, schema=layout.schema)
 
 
@@ -79,11 +96,9 @@ def check_outcome(outcome: Outcome, max_new_tokens: int | None = None) -> None:
     """Hold an outcome to what must be true of it. Raises `InvariantError`."""
     for invariant, holds in INVARIANTS.items():
         if not holds(outcome):
-            raise InvariantError(f"{_name(_key(outcome))}: not true that {invariant}; {outcome}")
+            raise InvariantError(f"{_key(outcome)}: not true that {invariant}; {outcome}")
     if max_new_tokens is not None and len(outcome.output_ids) > max_new_tokens:
-        raise InvariantError(
-            f"{_name(_key(outcome))}: more than {max_new_tokens} tokens; {outcome}"
-        )
+        raise InvariantError(f"{_key(outcome)}: more than {max_new_tokens} tokens; {outcome}")
 
 
 def _weighted(histogram: Sequence[int]) -> int:
@@ -124,38 +139,39 @@ def _places(outcomes: Sequence[Outcome]) -> dict[Key, int]:
     places: dict[Key, int] = {}
     for place, outcome in enumerate(outcomes):
         if _key(outcome) in places:
-            raise InvariantError(f"{_name(_key(outcome))}: two outcomes")
+            raise InvariantError(f"{_key(outcome)}: two outcomes")
         places[_key(outcome)] = place
     return places
 
 
-def _expected(layout: RowLayout, shard: Shard) -> Iterator[tuple[Example, int, Strategy]]:
+def _expected(layout: RowLayout, shard: Shard) -> Iterator[tuple[Example, Key]]:
     for example in shard.examples:
-        for repeat in range(layout.setting.repeats):
-            for strategy in layout.strategies:
-                yield example, repeat, strategy
+        for number, setting in enumerate(layout.settings):
+            for repeat in range(setting.repeats):
+                for strategy in layout.strategies:
+                    yield example, Key(example.example_id, number, repeat, strategy)
 
 
 def _row(
     layout: RowLayout,
     finished: FinishedShard,
     places: dict[Key, int],
-    wanted: tuple[Example, int, Strategy],
+    example: Example,
+    key: Key,
 ) -> dict[str, Any]:
     """One row; the outcome it uses is taken out of `places`."""
-    example, repeat, strategy = wanted
     shared = {
-        **_identity(layout, finished.shard.index, repeat, strategy),
+        **_identity(layout, finished.shard.index, key),
         **_example_columns(example),
         "attempts": finished.attempts,
     }
     if example.error is not None:
         return {**shared, "output_ids": [], **_ending("error", example.error)}
-    place = places.pop((example.example_id, repeat, strategy), None)
+    place = places.pop(key, None)
     if place is None:
-        raise InvariantError(f"{_name((example.example_id, repeat, strategy))}: no outcome")
+        raise InvariantError(f"{key}: no outcome")
     outcome = finished.result.outcomes[place]
-    check_outcome(outcome, layout.setting.max_new_tokens)
+    check_outcome(outcome, layout.settings[key.setting].max_new_tokens)
     return {
         **shared,
         **_outcome_columns(outcome),
@@ -164,19 +180,20 @@ def _row(
     }
 
 
-def _identity(layout: RowLayout, shard: int, repeat: int, strategy: Strategy) -> dict[str, Any]:
-    """Columns left out (normalize, fallback, rollback) are null: no strategy has them yet."""
-    setting = layout.setting
+def _identity(layout: RowLayout, shard: int, key: Key) -> dict[str, Any]:
+    setting, strategy = layout.settings[key.setting], key.strategy
+    drafting = asdict(setting.drafter_sampling) if setting.drafter_sampling else {}
     beta = strategy.beta
     return {
         "job": layout.job,
         "shard": shard,
-        "repeat": repeat,
+        "repeat": key.repeat,
         "strategy": strategy.use,
-        "alpha": strategy.alpha,
+        **{name: value for name, value in vars(strategy).items() if name != "use"},
         "beta": f"{beta:g}" if isinstance(beta, int | float) else beta,
         "block_size": setting.block_size,
         **asdict(setting.sampling),
+        **{f"drafter_{name}": value for name, value in drafting.items()},
         "bonus": setting.bonus,
         "seed": setting.seed,
     }
@@ -196,7 +213,18 @@ def _outcome_columns(outcome: Outcome) -> dict[str, Any]:
         "output_ids": list(outcome.output_ids),
         "output_tokens": len(outcome.output_ids),
         **asdict(outcome.counts),
+        **_risk(outcome),
+        "trace": [asdict(token) for token in outcome.trace],
         **_ending(outcome.finish_reason, outcome.error),
+    }
+
+
+def _risk(outcome: Outcome) -> dict[str, float | None]:
+    """Null where nothing was judged by acceptance, or the target does not choose between models."""
+    judged = outcome.counts.rounds > 0
+    return {
+        name: value if judged and not math.isnan(value) else None
+        for name, value in asdict(outcome.risk).items()
     }
 
 
@@ -235,9 +263,4 @@ def _modelled_seconds(times: StepTimes | None, outcome: Outcome) -> float | None
 
 
 def _key(outcome: Outcome) -> Key:
-    return outcome.example_id, outcome.repeat, outcome.strategy
-
-
-def _name(key: Key) -> str:
-    example_id, repeat, strategy = key
-    return f"example {example_id!r}, repeat {repeat}, strategy {strategy.label}"
+    return Key(outcome.example_id, outcome.setting, outcome.repeat, outcome.strategy)

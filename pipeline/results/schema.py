@@ -18,7 +18,18 @@ from pipeline.records import Counts
 SCHEMA_VERSION = 1
 PROJECT = "speccascade"
 
-Group = Literal["identity", "text", "tokens", "quality", "counts", "outcome", "cost", "measured"]
+Group = Literal[
+    "identity",
+    "text",
+    "tokens",
+    "quality",
+    "counts",
+    "risk",
+    "trace",
+    "outcome",
+    "cost",
+    "measured",
+]
 
 
 class MetricColumn(Protocol):
@@ -71,11 +82,16 @@ IDENTITY = (
     Column("normalize", _TEXT, "normalisation of the sequence probability"),
     Column("fallback", _REAL, "confidence below which BiLD stops drafting", "probability"),
     Column("rollback", _REAL, "loss above which BiLD rolls back", "nats"),
+    Column("target", _TEXT, "`module:function` of a custom target"),
     Column("block_size", _WHOLE, "drafted tokens a round (the paper's gamma)", "tokens", True),
     Column("temperature", _REAL, "sampling temperature; 0 is greedy", required=True),
     Column("top_k", _WHOLE, "top-k truncation; null is none", "tokens"),
     Column("top_p", _REAL, "top-p truncation; null is none", "probability"),
     Column("min_p", _REAL, "min-p truncation; null is none", "probability"),
+    Column("drafter_temperature", _REAL, "the drafter's, where it differs; null is the same"),
+    Column("drafter_top_k", _WHOLE, "the drafter's, where its sampling differs", "tokens"),
+    Column("drafter_top_p", _REAL, "the drafter's, where its sampling differs", "probability"),
+    Column("drafter_min_p", _REAL, "the drafter's, where its sampling differs", "probability"),
     Column("bonus", _TEXT, "what the bonus token is drawn from", required=True),
     Column("seed", _WHOLE, "seed of the draws", required=True),
 )
@@ -106,6 +122,38 @@ COUNTS = (
         "rounds",
     ),
 )
+RISK = (
+    Column(
+        "expected_rejected",
+        _REAL,
+        "sum of rejection probabilities over the judged positions (Lemma 3)",
+        "tokens",
+    ),
+    Column(
+        "expected_loss",
+        _REAL,
+        "plug-in 0-1 loss over the judged positions (eqs. 3 and 8 without cost terms)",
+        "tokens",
+    ),
+)
+TRACE = Column(
+    "trace",
+    pa.list_(
+        pa.struct(
+            [
+                ("source", _TEXT),
+                ("deferred", pa.bool_()),
+                ("accepted", pa.bool_()),
+                ("drafter_confidence", _REAL),
+                ("verifier_confidence", _REAL),
+                ("drafter_max", _REAL),
+                ("verifier_max", _REAL),
+                ("total_variation", _REAL),
+            ]
+        )
+    ),
+    "for each token who wrote it (draft, residual, bonus, verifier) and what both models thought",
+)
 OUTCOME = (
     Column("finish_reason", _TEXT, "`stop` (end of text), `length` or `error`", required=True),
     Column("error_code", _TEXT, "stable code of the error; null on success"),
@@ -133,6 +181,7 @@ _FIXED: tuple[tuple[Group, tuple[Column, ...]], ...] = (
     ("text", TEXT),
     ("tokens", TOKENS),
     ("counts", COUNTS),
+    ("risk", RISK),
     ("outcome", OUTCOME),
     ("cost", COST),
     ("measured", MEASURED),
@@ -147,14 +196,18 @@ DETERMINED_COLUMNS = tuple(
 """Columns that the job decides, metrics aside: equal in any two runs of it."""
 
 
-def row_schema(metrics: Iterable[MetricColumn] = ()) -> pa.Schema:
+def row_schema(metrics: Iterable[MetricColumn] = (), trace: bool = False) -> pa.Schema:
     """The schema of every row file of a job: the fixed columns, then its metrics in job order.
+
+    The token trace is a column of jobs that ask for it.
 
     Raises:
         JobError: two metrics have one name, or a metric is named as a fixed column.
     """
     quality = [_metric_field(metric) for metric in metrics]
     schema_fields = [column.field(group) for group, columns in _FIXED for column in columns]
+    if trace:
+        schema_fields.append(TRACE.field("trace"))
     taken: set[str] = {field.name for field in schema_fields}
     for field in quality:
         if field.name in taken:

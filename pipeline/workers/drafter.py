@@ -12,24 +12,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+from pipeline.models.interface import LanguageModel, ModelBank
 from pipeline.models.timing import seconds_per_pass
-from pipeline.protocol.distributions import confidence, draw, is_broken, sampling_distribution
-from pipeline.randomness import Role, uniforms
 from pipeline.records import Setting, Shard, Strategy
-from pipeline.workers.lanes import Finished, Lane, advance
+from pipeline.workers.drafting import Drafting
+from pipeline.workers.lanes import EndsText, Finished, Lane, Rulebook, Tally
 from pipeline.workers.wire import LaneOpening, VerifyReply, VerifyRequest
 
 
 @dataclass
 class Bank:
-    """Slots that go through a round together."""
+    """Slots that go through a round together; all its lanes have one setting."""
 
     name: str
     cache: ModelBank
     lanes: list[Lane | None]
+    setting: int = 0
     round: int = 0
     opened: list[int] = field(default_factory=list)
     """Slots seated since the last round: both models must build their caches."""
@@ -46,6 +45,9 @@ class DrafterWorker:
     """Holds the drafter and its banks.
 
     `add` work; then, for each bank, `seat`, `draft` and `apply` in turn. `draft` alone computes.
+
+    Args:
+        ends_text: says whether output ids hold one of the settings' stop strings; None without any.
     """
 
     def __init__(
@@ -53,21 +55,22 @@ class DrafterWorker:
         name: str,
         model: LanguageModel,
         strategies: Sequence[Strategy],
-        setting: Setting,
+        settings: Sequence[Setting],
         banks: int,
         slots: int,
+        ends_text: EndsText | None = None,
     ) -> None:
         self.name = name
         self.model = model
-        self.strategies = tuple(strategies)
-        self.setting = setting
+        self.rulebooks = [Rulebook(tuple(strategies), setting, ends_text) for setting in settings]
         self.slots = slots
         self.banks = [
             Bank(f"{name}/bank-{index}", model.bank(slots), [None] * slots)
             for index in range(banks)
         ]
-        self._new: deque[Lane] = deque()
-        self._split: deque[Lane] = deque()
+        # Lanes that wait for a slot, for each setting: those that split off, and new examples.
+        self._split: list[deque[Lane]] = [deque() for _ in settings]
+        self._new: list[deque[Lane]] = [deque() for _ in settings]
 
     def step_seconds(self) -> float:
         """Seconds of one drafted token at batch 1."""
@@ -78,22 +81,32 @@ class DrafterWorker:
 
         Examples with an error have nothing to decode.
         """
-        lanes = [
-            Lane.first(example, repeat, shard.index, len(self.strategies), self.setting)
-            for example in shard.examples
-            if example.error is None
-            for repeat in range(self.setting.repeats)
-        ]
-        self._new.extend(lanes)
-        return len(lanes) * len(self.strategies)
+        outcomes = 0
+        for number, rulebook in enumerate(self.rulebooks):
+            for example in shard.examples:
+                for repeat in range(rulebook.setting.repeats if example.error is None else 0):
+                    tallies = {
+                        index: Tally.empty(rulebook.setting)
+                        for index in range(len(rulebook.strategies))
+                    }
+                    lane = Lane.first(example, repeat, number, shard.index, tallies)
+                    self._new[number].append(lane)
+                    outcomes += len(tallies)
+        return outcomes
 
     def seat(self, bank: Bank) -> bool:
         """Give the lowest free slots to lanes that wait. Whether the bank has anything to decode.
 
-        Lanes that split off go before new examples, so that the lanes in the making stay bounded.
+        Lanes that split off go before new examples, so that the lanes in the making stay bounded. A
+        bank takes up another setting only when it is empty.
         """
+        if not bank.held:
+            queues = zip(self._split, self._new, strict=True)
+            waiting = [number for number, queue in enumerate(queues) if any(queue)]
+            bank.setting = waiting[0] if waiting else bank.setting
         for slot, lane in enumerate(bank.lanes):
-            if lane is None and (source := self._split or self._new):
+            source = self._split[bank.setting] or self._new[bank.setting]
+            if lane is None and source:
                 bank.lanes[slot] = source.popleft()
                 bank.opened.append(slot)
         return bool(bank.held)
@@ -102,14 +115,16 @@ class DrafterWorker:
     def draft(self, bank: Bank) -> VerifyRequest:
         """Draft a block for all lanes of the bank."""
         openings, bank.opened = _openings(bank, bank.opened), []
-        bank.cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in openings])
         # Free slots below the last one in use idle along; the lowest are filled first.
         lanes = bank.lanes[: bank.held[-1] + 1]
-        drafting = _Drafting(self.model.device, lanes, self.setting)
-        logits, tokens = drafting.run(bank.cache)
+        drafting = Drafting(bank.cache, lanes, self.rulebooks[bank.setting])
+        drafting.open(openings)
+        logits, tokens = drafting.run()
+        ending = drafting.ending(logits, tokens)
         bank.pairs = _pair_ranges(lanes)
         return VerifyRequest(
             bank=bank.name,
+            setting=bank.setting,
             slots=self.slots,
             round=bank.round,
             fresh=bank.round == 0,
@@ -117,7 +132,9 @@ class DrafterWorker:
             last_tokens=drafting.last_tokens[:, 1].numpy(),
             tokens=tokens.cpu().numpy(),
             drafter_logits=logits.cpu().numpy(),
-            num_drafted=drafting.num_drafted(logits, tokens).cpu().numpy(),
+            num_drafted=ending.num_drafted.cpu().numpy(),
+            ended=ending.ended.cpu().numpy(),
+            exhausted=ending.exhausted.cpu().numpy(),
             budgets=drafting.budgets.numpy(),
             starts=drafting.starts.numpy(),
             keys=drafting.keys.numpy(),
@@ -136,65 +153,12 @@ class DrafterWorker:
         for slot, pairs in enumerate(bank.pairs):
             if (lane := bank.lanes[slot]) is None:
                 continue
-            step = advance(lane, pairs, reply, self.strategies, self.setting)
+            step = self.rulebooks[bank.setting].advance(lane, pairs, reply)
             finished.extend(step.finished)
             bank.lanes[slot] = step.lanes[0] if step.lanes else None
-            self._split.extend(step.lanes[1:])
+            self._split[bank.setting].extend(step.lanes[1:])
         bank.round += 1
         return finished
-
-
-class _Drafting:
-    """The drafting of one block for the first A slots of a bank. Free slots among them idle along."""
-
-    def __init__(
-        self, device: torch.device, lanes: Sequence[Lane | None], setting: Setting
-    ) -> None:
-        self.setting = setting
-        self.device = device
-        outputs = [lane.output_ids if lane else () for lane in lanes]
-        limit = setting.max_new_tokens
-        self.starts = torch.tensor([len(ids) for ids in outputs])
-        self.budgets = torch.tensor([limit - len(lane.output_ids) if lane else 0 for lane in lanes])
-        self.keys = torch.tensor([lane.key if lane else 0 for lane in lanes])
-        self.repeats = torch.tensor([lane.repeat if lane else 0 for lane in lanes])
-        self.last_tokens = torch.tensor([(0, 0, *ids)[-2:] for ids in outputs])
-        self.columns = min(setting.draft_length, int(self.budgets.max()))
-
-    def run(self, cache: ModelBank) -> tuple[Tensor, Tensor]:
-        """Draft token by token. Returns logits (A, D, V) and the tokens (A, D) drawn from them.
-
-        The first step feeds the last two tokens: after a block taken whole the cache is two behind.
-        """
-        starts = self.starts.to(self.device)
-        draws = self._draws().to(self.device)
-        fed = self.last_tokens.to(self.device)
-        offsets = starts[:, None] + torch.tensor([-2, -1], device=self.device)
-        logits, tokens = [], []
-        for column in range(self.columns):
-            logits.append(cache.feed(fed, offsets, keep=1)[:, 0])
-            probs = sampling_distribution(logits[-1], self.setting.sampling)
-            tokens.append(draw(probs, draws[:, column]))
-            fed, offsets = tokens[-1][:, None], (starts + column)[:, None]
-        return torch.stack(logits, dim=1), torch.stack(tokens, dim=1)
-
-    def num_drafted(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """How many columns count, int64 (A,): up to the budget, the end of the text, a broken drafter."""
-        column = torch.arange(self.columns, device=tokens.device)
-        eos = tokens.new_tensor(self.setting.eos_token_ids)
-        ended = _first(torch.isin(tokens, eos)) + 1
-        broken = _first(is_broken(confidence(logits)))
-        limit = self.budgets.to(tokens.device)
-        return torch.minimum(torch.minimum(ended, broken), limit).clamp_max(len(column))
-
-    def _draws(self) -> Tensor:
-        positions = self.starts[:, None] + torch.arange(self.columns)
-        return uniforms(self.setting.seed, self.keys, self.repeats, positions, Role.DRAFT)
-
-
-def _first(flags: Tensor) -> Tensor:
-    """Index of the first True of each row, the row's length where there is none. (A, D) to (A,)."""
-    return (~flags).long().cumprod(dim=1).sum(dim=1)
 
 
 def _pair_ranges(lanes: Sequence[Lane | None]) -> list[range]:

@@ -33,11 +33,16 @@ class VerifierWorker:
     """Holds the verifier and a cache for every bank that sends it blocks."""
 
     def __init__(
-        self, model: LanguageModel, strategies: Sequence[Strategy], setting: Setting
+        self,
+        model: LanguageModel,
+        strategies: Sequence[Strategy],
+        settings: Sequence[Setting],
+        trace: bool = False,
     ) -> None:
         self.model = model
         self.strategies = tuple(strategies)
-        self.setting = setting
+        self.settings = tuple(settings)
+        self.trace = trace
         self._banks: dict[str, _Bank] = {}
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
@@ -60,26 +65,25 @@ class VerifierWorker:
 
     def step_seconds(self) -> float:
         """Seconds of the verification of one block at batch 1."""
-        return seconds_per_pass(self.model, self.setting.block_size + 1)
+        return seconds_per_pass(self.model, self.settings[0].block_size + 1)
 
     @torch.inference_mode()
     def _judge(self, cache: ModelBank, request: VerifyRequest) -> VerifyReply:
         cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in request.openings])
+        setting = self.settings[request.setting]
         block = request.block(self.model.device)
         pairs = request.pairs(self.model.device)
         last = as_tensor(request.last_tokens, self.model.device)
-        logits = cache.feed(
-            *self._fed(last, block.tokens, block.starts), self._columns(block.tokens)
-        )
-        verdicts = verify(block, logits, pairs, self.strategies, self.setting)
+        # Scored are the drafted positions, and one more for the bonus of Algorithm 4.
+        columns = block.tokens.shape[1] + (setting.bonus == "verifier")
+        fed, offsets = _fed(last, block.tokens, block.starts)
+        logits = cache.feed(fed[:, :columns], offsets[:, :columns], keep=columns)
+        verdicts = verify(block, logits, pairs, self.strategies, setting, self.trace)
         return VerifyReply.of(request.round, verdicts)
 
-    def _columns(self, tokens: Tensor) -> int:
-        """Positions to score: the drafted ones, and one more for the bonus of Algorithm 4."""
-        return tokens.shape[1] + (self.setting.bonus == "verifier")
 
-    def _fed(self, last: Tensor, tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """The last emitted token and the drafted ones behind it, with their offsets."""
-        fed = torch.cat([last[:, None], tokens], dim=1)[:, : self._columns(tokens)]
-        columns = torch.arange(fed.shape[1], device=fed.device)
-        return fed, starts[:, None] - 1 + columns
+def _fed(last: Tensor, tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """The last emitted token and the drafted ones behind it, with their offsets."""
+    fed = torch.cat([last[:, None], tokens], dim=1)
+    columns = torch.arange(fed.shape[1], device=fed.device)
+    return fed, starts[:, None] - 1 + columns

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.protocol.verification import Block, Pairs, Verdicts
+from pipeline.protocol.blocks import Block, Pairs, Verdicts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class VerifyRequest:
     """
 
     bank: str
+    setting: int
+    """Index into the run's settings; all lanes of a round share it."""
     slots: int
     round: int
     fresh: bool
@@ -45,6 +49,8 @@ class VerifyRequest:
     tokens: Ints
     drafter_logits: Floats
     num_drafted: Ints
+    ended: Bools
+    exhausted: Bools
     budgets: Ints
     starts: Ints
     keys: Ints
@@ -68,6 +74,8 @@ class VerifyRequest:
             tokens=as_tensor(self.tokens, device),
             drafter_logits=as_tensor(self.drafter_logits, device),
             num_drafted=as_tensor(self.num_drafted, device),
+            ended=as_tensor(self.ended, device),
+            exhausted=as_tensor(self.exhausted, device),
             budgets=as_tensor(self.budgets, device),
             starts=as_tensor(self.starts, device),
             keys=as_tensor(self.keys, device),
@@ -81,24 +89,23 @@ class VerifyRequest:
 
 @dataclass(frozen=True)
 class VerifyReply:
-    """The verdicts of a round, one row a pair, in the order of the request's pairs."""
+    """The verdicts of a round, one row a pair, in the order of the request's pairs. See `Verdicts`."""
 
     round: int
     tokens: Ints
     num_tokens: Ints
     counts: Ints
+    sums: Doubles
     failed: Ints
+    origins: Ints
+    deferred: Bools
+    thoughts: Floats
 
     @classmethod
     def of(cls, round_number: int, verdicts: Verdicts) -> VerifyReply:
         """Pack verdicts for the way back."""
-        return cls(
-            round=round_number,
-            tokens=verdicts.tokens.cpu().numpy(),
-            num_tokens=verdicts.num_tokens.cpu().numpy(),
-            counts=verdicts.counts.cpu().numpy(),
-            failed=verdicts.failed.cpu().numpy(),
-        )
+        arrays = {name: tensor.cpu().numpy() for name, tensor in vars(verdicts).items()}
+        return cls(round=round_number, **arrays)
 
 
 def as_tensor(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -45,7 +45,7 @@ COUNTS = {
 }
 """For outputs of four tokens."""
 
-LAYOUT = RowLayout("demo", Setting(3, 8, Sampling(0.5, top_k=4), seed=7), STRATEGIES)
+LAYOUT = RowLayout("demo", (Setting(3, 8, Sampling(0.5, top_k=4), seed=7),), STRATEGIES)
 
 
 def good(example_id: str) -> Example:

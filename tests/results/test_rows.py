@@ -76,7 +76,7 @@ def test_a_metric_cannot_take_the_name_of_a_column(names: list[str]) -> None:
 
 
 def test_rows_stand_in_job_order_however_the_outcomes_came() -> None:
-    layout = replace(LAYOUT, setting=replace(LAYOUT.setting, repeats=2))
+    layout = replace(LAYOUT, settings=(replace(LAYOUT.settings[0], repeats=2),))
     outcomes = shard_outcomes(SHARD, layout)
     shuffled = random.Random(1).sample(outcomes, len(outcomes))
     rows = table(SHARD, shuffled, layout).select(["example_id", "repeat", "strategy"]).to_pylist()
@@ -185,6 +185,6 @@ def test_no_outcome_is_lost_doubled_or_made_up() -> None:
 
 def test_an_empty_shard_still_has_the_schema() -> None:
     finished = FinishedShard(Shard(0, ()), ShardResult(0, (), "d", "v", "n"), [])
-    rows = shard_table(replace(LAYOUT, setting=Setting(1, 1)), finished)
+    rows = shard_table(replace(LAYOUT, settings=(Setting(1, 1),)), finished)
     assert rows.num_rows == 0
     assert rows.schema.equals(LAYOUT.schema, check_metadata=True)
