@@ -24,7 +24,13 @@ from pipeline.models.determinism import is_batch_invariant, prepare_numerics
 from pipeline.models.pairing import Pairing, check_pair
 from pipeline.models.stopping import text_before
 from pipeline.protocol.sequence import cascade, decoded
-from pipeline.protocol.strategies import KINDS, Execution, StrategyError, sweep
+from pipeline.protocol.strategies import (
+    KINDS,
+    Execution,
+    StrategyError,
+    import_from,
+    sweep,
+)
 from pipeline.quality.metrics import Metric, load_metrics, score
 from pipeline.records import Outcome, Setting, StepTimes, Strategy, WorkerStats
 from pipeline.results.manifest import check_same_run, make_manifest, write_manifest
@@ -120,6 +126,7 @@ def prepare(job: Job) -> Prepared:
 
 def expand_strategies(job: Job) -> tuple[Strategy, ...]:
     """The strategies of all lines, sweeps spread out. Raises `JobError`; none may stand twice."""
+    import_from(str(Path.cwd()))
     strategies: list[Strategy] = []
     for number, line in enumerate(job.strategies):
         try:
@@ -178,6 +185,7 @@ def _fleet(prepared: Prepared) -> Fleet:
         settings=prepared.settings,
         cluster=prepared.cluster,
         trace=prepared.job.trace,
+        code_folder=str(Path.cwd()),
     )
     return LocalFleet(plan) if prepared.job.fleet == "local" else RayFleet(plan)
 

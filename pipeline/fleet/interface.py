@@ -10,6 +10,7 @@ from typing import Protocol
 from pipeline.config import ClusterConfig, ModelsConfig
 from pipeline.models.loading import load_model, load_tokenizer
 from pipeline.models.stopping import StopStrings
+from pipeline.protocol.strategies import import_from
 from pipeline.records import Setting, Shard, ShardResult, StepTimes, Strategy, WorkerStats
 from pipeline.workers.drafter import DrafterWorker
 from pipeline.workers.verifier import VerifierWorker
@@ -61,6 +62,8 @@ class FleetPlan:
     settings: tuple[Setting, ...]
     cluster: ClusterConfig
     trace: bool = False
+    code_folder: str = ""
+    """Where custom targets are imported from."""
 
     def drafter_names(self) -> list[str]:
         """drafter-0, drafter-1, ..."""
@@ -78,6 +81,7 @@ class FleetPlan:
 
     def load_drafter(self, name: str) -> DrafterWorker:
         """Load the drafter in this process."""
+        import_from(self.code_folder)
         role = self.cluster.drafter
         model = load_model(self.models.drafter, self.vocabulary)
         stop = self.settings[0].stop
@@ -93,5 +97,6 @@ class FleetPlan:
 
     def load_verifier(self) -> VerifierWorker:
         """Load the verifier in this process."""
+        import_from(self.code_folder)
         model = load_model(self.models.verifier, self.vocabulary)
         return VerifierWorker(model, self.strategies, self.settings, self.trace)

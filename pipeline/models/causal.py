@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
 from pipeline.models.slots import Feed, SlotCache, in_columns
 
-
 _REGISTER = 16
 
 

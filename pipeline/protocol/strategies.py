@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -101,6 +103,8 @@ class Kind:
     execution: Execution
     target: Target | None
     takes: Mapping[str, Allowed]
+    about: str
+    """Formula, source, and what the two ends of the range give."""
     optional: tuple[str, ...] = ()
     threshold: str = "alpha"
     dynamic: bool = False
@@ -121,34 +125,52 @@ _ANY, _POSITIVE = Range(-inf, inf), Range(0, inf)
 
 
 def _cascade(execution: Execution, rule: rules.KeepRule, alpha: Range) -> Kind:
-    return Kind(execution, Kept(rule), {"alpha": alpha})
+    return Kind(execution, Kept(rule), {"alpha": alpha}, _about(rule))
 
 
 def _token_cascade(rule: rules.KeepRule, alpha: Range) -> Kind:
-    return Kind(Execution.SPECULATIVE, KeptTokens(rule), {"alpha": alpha})
+    return Kind(Execution.SPECULATIVE, KeptTokens(rule), {"alpha": alpha}, _about(rule))
+
+
+def _about(documented: object) -> str:
+    return inspect.getdoc(documented) or ""
 
 
 KINDS: dict[str, Kind] = {
-    "drafter": Kind(Execution.DRAFTER_ONLY, Kept(rules.never_defer), {}),
-    "verifier": Kind(Execution.VERIFIER_ONLY, Kept(rules.always_defer), {}),
+    "drafter": Kind(Execution.DRAFTER_ONLY, Kept(rules.never_defer), {}, "q, the drafter alone."),
+    "verifier": Kind(
+        Execution.VERIFIER_ONLY, Kept(rules.always_defer), {}, "p, the verifier alone."
+    ),
     "sequence_cascade.chow": Kind(
-        Execution.SEQUENCE, None, {"alpha": _UNIT, "normalize": OneOf(("none", "mean"))}
+        Execution.SEQUENCE,
+        None,
+        {"alpha": _UNIT, "normalize": OneOf(("none", "mean"))},
+        """The drafter's whole answer, or the verifier's where the drafter's untempered probability
+of its own answer is below 1 - alpha (section 2); with `normalize: mean` the geometric mean over its
+tokens. alpha = 0 gives the verifier, 1 the drafter.""",
     ),
     "token_cascade.chow": _cascade(Execution.SEQUENTIAL, rules.chow, _UNIT),
     "token_cascade.entropy": _cascade(Execution.SEQUENTIAL, rules.entropy, _POSITIVE),
     "oracle_cascade.diff": _cascade(Execution.ORACLE, rules.diff, _SIGNED_UNIT),
     "oracle_cascade.diff_log": _cascade(Execution.ORACLE, rules.diff_log, _ANY),
-    "spec_decode": Kind(Execution.SPECULATIVE, Kept(rules.always_defer), {}),
+    "spec_decode": Kind(
+        Execution.SPECULATIVE, Kept(rules.always_defer), {}, _about(rules.always_defer)
+    ),
     "lossy_spec_decode": Kind(
         Execution.SPECULATIVE,
         Lossy(),
         {"alpha": Range(0, 1, below=True), "beta": OneOf((1.0, "tuned"))},
+        _about(Lossy),
     ),
     "bild_star": _cascade(Execution.SPECULATIVE, rules.bild_star, _POSITIVE),
     "bild": Kind(
         Execution.SPECULATIVE,
         Kept(rules.bild_star),
         {"fallback": _UNIT, "rollback": _POSITIVE},
+        """The original BiLD (Kim et al., 2023): greedy, with a dynamic block. It drafts until max q
+< fallback, where the verifier writes the token; drafted tokens are kept up to the first with -log
+p(x) > rollback, which is replaced by argmax p. fallback = 1 and rollback = 0 give the verifier;
+fallback = 0 and a large rollback the drafter, but for one token behind each block.""",
         threshold="rollback",
         dynamic=True,
     ),
@@ -162,7 +184,11 @@ KINDS: dict[str, Kind] = {
     "spec_cascade.token_v2": _token_cascade(rules.token_v2, _SIGNED_UNIT),
     "spec_cascade.token_v3": _token_cascade(rules.token_v3, _ANY),
     "custom": Kind(
-        Execution.SPECULATIVE, None, {"target": Function(), "alpha": _ANY}, optional=("alpha",)
+        Execution.SPECULATIVE,
+        None,
+        {"target": Function(), "alpha": _ANY},
+        _about(Custom),
+        optional=("alpha",),
     ),
 }
 
@@ -177,6 +203,12 @@ def target_of(strategy: Strategy) -> Target:
     if target is None:
         raise StrategyError(f"{strategy.use} is not decoded itself")
     return target
+
+
+def import_from(folder: str) -> None:
+    """Let custom targets be found in a folder: the working directory of the job."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 @cache

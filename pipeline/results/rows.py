@@ -123,6 +123,7 @@ INVARIANTS: dict[str, Callable[[Outcome], bool]] = {
         _weighted(o.counts.accepted_histogram) == o.counts.accepted
     ),
     "output_tokens == accepted + rejected + bonus_tokens": _adds_up,
+    "trace, where kept, has one entry a token": lambda o: len(o.trace) in (0, len(o.output_ids)),
     "no count is negative": lambda o: min(_whole_numbers(o)) >= 0,
     "finish_reason is error exactly if there is an error": lambda o: (
         (o.finish_reason == "error") == (o.error is not None)
