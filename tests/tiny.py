@@ -34,9 +34,9 @@ _IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 2}
 _GROUPED = {**_SIZES, **_IDS, "intermediate_size": 64, "num_key_value_heads": 2}
 
 
-def _config(name: str) -> PreTrainedConfig:
+def _config(name: str, positions: int) -> PreTrainedConfig:
     if name == "llama":
-        return LlamaConfig(**_GROUPED, max_position_embeddings=256)
+        return LlamaConfig(**_GROUPED, max_position_embeddings=positions)
     if name == "qwen2_hybrid":
         layers = ["sliding_attention", "full_attention"]
         return Qwen2Config(
@@ -44,21 +44,21 @@ def _config(name: str) -> PreTrainedConfig:
             use_sliding_window=True,
             sliding_window=6,
             layer_types=layers,
-            max_position_embeddings=256,
+            max_position_embeddings=positions,
         )
     if name == "qwen3":
-        return Qwen3Config(**_GROUPED, head_dim=8, max_position_embeddings=256)
+        return Qwen3Config(**_GROUPED, head_dim=8, max_position_embeddings=positions)
     if name == "gemma3":
         return Gemma3TextConfig(
             **_GROUPED,
             head_dim=8,
             sliding_window=6,
-            max_position_embeddings=256,
+            max_position_embeddings=positions,
             layer_types=["sliding_attention", "full_attention"],
         )
     if name == "gpt2":
         return GPT2Config(
-            n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=256, **_IDS
+            n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=positions, **_IDS
         )
     gated = "gated-gelu" if name == "t5_gated" else "relu"
     return T5Config(
@@ -80,11 +80,11 @@ CAUSAL = ("llama", "gpt2", "qwen2_hybrid", "qwen3", "gemma3")
 SEQ2SEQ = ("t5_relu", "t5_gated")
 
 
-def hf_model(name: str, seed: int = 0) -> PreTrainedModel:
+def hf_model(name: str, seed: int = 0, positions: int = 256) -> PreTrainedModel:
     """A tiny `transformers` model. Weights are large enough that its text varies."""
     torch.manual_seed(seed)
     auto = AutoModelForSeq2SeqLM if name in SEQ2SEQ else AutoModelForCausalLM
-    model = auto.from_config(_config(name)).eval()
+    model = auto.from_config(_config(name, positions)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -97,8 +97,10 @@ def hf_model(name: str, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def slot_model(name: str, seed: int = 0, vocabulary: int = VOCABULARY) -> LanguageModel:
+def slot_model(
+    name: str, seed: int = 0, vocabulary: int = VOCABULARY, positions: int = 256
+) -> LanguageModel:
     """The same weights behind our interface."""
-    model = hf_model(name, seed)
+    model = hf_model(name, seed, positions)
     model.set_attn_implementation(ATTENTION)
     return Seq2SeqModel(model, vocabulary) if name in SEQ2SEQ else CausalModel(model, vocabulary)

@@ -68,10 +68,11 @@ def failed(finished: Outcome) -> Outcome:
 
 def shard_outcomes(shard: Shard, layout: RowLayout = LAYOUT) -> list[Outcome]:
     return [
-        outcome(example.example_id, strategy, repeat)
+        replace(outcome(example.example_id, strategy, repeat), setting=number)
         for example in shard.examples
         if example.error is None
-        for repeat in range(layout.setting.repeats)
+        for number, setting in enumerate(layout.settings)
+        for repeat in range(setting.repeats)
         for strategy in layout.strategies
     ]
 
