@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 _REPRODUCIBLE = ("MKL_CBWR", "AUTO,STRICT")
 
@@ -27,8 +28,37 @@ def prepare_numerics(threads: int | None = None) -> None:
 
 
 def is_batch_invariant() -> bool:
-    """Whether rows of a product are bitwise the same for other numbers of rows, on this machine's CPU."""
+    """Whether this machine's CPU gives a row the same bits whatever stands beside it.
+
+    Tries matrix products with other numbers of rows, and attention with other numbers of lanes,
+    queries and cache columns.
+    """
+    return _products_are_invariant() and _attention_is_invariant()
+
+
+def _products_are_invariant() -> bool:
     generator = torch.Generator().manual_seed(0)
     rows, weights = (torch.randn(shape, generator=generator) for shape in ((96, 256), (256, 512)))
     whole = rows @ weights
     return all(torch.equal(rows[:count] @ weights, whole[:count]) for count in (1, 3, 8, 17, 64))
+
+
+def _attention_is_invariant() -> bool:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(8, 2, 64, 32, generator=generator) for _ in range(3))
+    mask = torch.zeros(8, 1, 64, 64)
+    mask[..., 9:] = torch.finfo(mask.dtype).min
+    whole = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    parts = [(1, 1, 64), (3, 6, 32), (8, 2, 16)]
+    return all(
+        torch.equal(
+            scaled_dot_product_attention(
+                query[:lanes, :, :queries],
+                key[:lanes, :, :columns],
+                value[:lanes, :, :columns],
+                attn_mask=mask[:lanes, :, :queries, :columns],
+            ),
+            whole[:lanes, :, :queries],
+        )
+        for lanes, queries, columns in parts
+    )

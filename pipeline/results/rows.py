@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,6 +24,10 @@ from pipeline.records import (
     Strategy,
 )
 from pipeline.results.schema import MetricColumn, row_schema
+
+
+PARAMETER_COLUMNS = tuple(field.name for field in fields(Strategy) if field.name != "use")
+"""The columns that hold a strategy's parameters; its `use:` name is in `strategy`."""
 
 
 class Key(NamedTuple):
@@ -90,6 +94,14 @@ def shard_table(layout: RowLayout, finished: FinishedShard) -> pa.Table:
     if places:
         raise InvariantError(f"{next(iter(places))}: an outcome that was not asked for")
     return pa.Table.from_pylist(rows, schema=layout.schema)
+
+
+def strategy_of(row: Mapping[str, Any]) -> Strategy:
+    """The strategy of a row, from its identity columns: what `shard_table` wrote, read back."""
+    given = {name: row[name] for name in PARAMETER_COLUMNS}
+    if given["beta"] not in (None, "tuned"):
+        given["beta"] = float(given["beta"])
+    return Strategy(row["strategy"], **given)
 
 
 def check_outcome(outcome: Outcome, max_new_tokens: int | None = None) -> None:
