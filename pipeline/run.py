@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -141,17 +142,26 @@ def expand_strategies(job: Job) -> tuple[Strategy, ...]:
 
 
 def run(prepared: Prepared, watcher: Watcher) -> Finished:
-    """Decode what is not yet written. Raises `JobError` if the folder belongs to another job."""
+    """Decode what is not yet written.
+
+    Raises:
+        JobError: the folder belongs to another job.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, which clusters send; finished shards are kept.
+    """
     prepare_numerics()
     manifest = make_manifest(prepared.job, {"batch_invariant": is_batch_invariant()})
     check_same_run(prepared.output, manifest)
     write_manifest(prepared.output, manifest)
-    return asyncio.run(_run(prepared, watcher))
+    try:
+        return asyncio.run(_run(prepared, watcher))
+    except asyncio.CancelledError as error:
+        raise KeyboardInterrupt from error
 
 
 async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
     loop = asyncio.get_running_loop()
     started = loop.time()
+    _stop_on_sigterm()
     found = finished_shards(prepared.output)
     rows_found, total = _rows_found(prepared, len(found)), None
     if prepared.num_examples is not None:
@@ -159,6 +169,7 @@ async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
     watcher.started(rows_found, total)
     written = examples = 0
     async with _fleet(prepared) as fleet:
+        _stop_on_sigterm()  # again: Ray's start puts a handler of its own in place
         times = await _step_times(prepared, fleet)
         watcher.ready()
         watch = asyncio.create_task(_watch(fleet, watcher, rows_found))
@@ -175,6 +186,11 @@ async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
     finished = Finished(len(found), written, loop.time() - started, workers)
     _write_workers(prepared.output, finished)
     return finished
+
+
+def _stop_on_sigterm() -> None:
+    if task := asyncio.current_task():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _fleet(prepared: Prepared) -> Fleet:

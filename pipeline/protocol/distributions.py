@@ -47,9 +47,9 @@ def sampling_distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     return probs
 
 
-def is_broken(confidences: Tensor) -> Tensor:
-    """Whether a model gave no distribution there: NaN or infinite logits. (..., V) to (...)."""
-    return confidences.amax(dim=-1).isnan()
+def is_broken(logits: Tensor) -> Tensor:
+    """Whether a model gave no distribution there: a NaN, a +inf, or nothing but -inf. (..., V) to (...)."""
+    return ~logits.amax(dim=-1).isfinite()
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:

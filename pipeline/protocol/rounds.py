@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.protocol.blocks import Block
-from pipeline.protocol.distributions import confidence, draw, is_broken, sampling_distribution
+from pipeline.protocol.distributions import draw, is_broken, sampling_distribution
 from pipeline.protocol.positions import Distributions, Positions
 from pipeline.randomness import Role, uniforms
 from pipeline.records import Setting
@@ -46,7 +46,7 @@ class Round:
     @cached_property
     def verifier_broken(self) -> Tensor:
         """Where the verifier gave no distribution, bool (A, columns of the verifier)."""
-        return is_broken(confidence(self.verifier_logits))
+        return is_broken(self.verifier_logits)
 
     @cached_property
     def can_continue(self) -> Tensor:

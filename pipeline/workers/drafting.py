@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.interface import ModelBank, SlotContent
-from pipeline.protocol.distributions import confidence, draw, is_broken, sampling_distribution
+from pipeline.protocol.distributions import draw, is_broken, sampling_distribution
 from pipeline.randomness import Role, uniforms
 from pipeline.workers.lanes import Lane, Rulebook
 from pipeline.workers.wire import LaneOpening
@@ -71,7 +71,7 @@ class Drafting:
         ends = self._ends_text(tokens)
         behind_end = _first(ends) + 1
         room = self._room().to(tokens.device)
-        limits = [behind_end, _first(is_broken(confidence(logits))), room]
+        limits = [behind_end, _first(is_broken(logits)), room]
         limits.append(self.budgets.to(tokens.device))
         num_drafted = torch.stack(limits).amin(dim=0).clamp_max(self._columns)
         exhausted = num_drafted == room

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import duckdb
@@ -79,3 +81,41 @@ def test_a_mistake_ends_in_one_sentence_and_status_two() -> None:
     said = speccascade("run", "jobs/g2p.yaml", "--set", "dataset.limt=3", status=2)
     assert "dataset.limt is not a key; did you mean 'limit'?" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_keeps_its_shards_and_says_how_to_resume(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
+    output = tmp_path / "run"
+    job = [
+        "run",
+        "jobs/g2p.yaml",
+        "--set",
+        f"output={output}",
+        "--set",
+        "dataset.limit=1500",
+        "--set",
+        "dataset.shard_size=20",
+    ]
+    running = subprocess.Popen(
+        [str(SPECCASCADE), *job],
+        cwd=REPOSITORY,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 120
+    while not list(output.glob("rows/shard-*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    running.send_signal(sent)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "run the same command again to resume" in said
+    assert "Traceback" not in said
+    finished = sorted(output.glob("rows/*"))
+    assert finished
+    for path in finished:
+        assert ds.dataset(path).count_rows() == 200
