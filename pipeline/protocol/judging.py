@@ -59,15 +59,15 @@ class Group:
             asked=self.num_drafted + self.fell_back,
         )
         tokens = self._tokens(accepted, replaced, bonus)
-        origins = self._origins(accepted, replaced)
+        at_token = self._deferred(judged.deferred, accepted, bonus)
         return Verdicts(
             tokens=tokens,
             num_tokens=accepted + walk.replaced + walk.bonus,
             counts=count(self.kind.execution, walk),
             sums=self._sums(judged, looked_at, accepted),
             failed=failed,
-            origins=origins,
-            deferred=self._deferred(judged.deferred, accepted, bonus),
+            origins=self._origins(accepted, replaced, at_token),
+            deferred=at_token,
             thoughts=self._thoughts(tokens) if trace else self._no_thoughts(tokens),
         )
 
@@ -207,12 +207,11 @@ class Group:
             sums[:, Sum.LOG_CONFIDENCE] = _masked_sum(logs[self.rows], kept)
         return sums
 
-    def _origins(self, accepted: Tensor, replaced: Tensor) -> Tensor:
-        """Who wrote each token, (G, D + 1)."""
-        if self.kind.execution is Execution.SPECULATIVE:
-            last = torch.where(replaced, int(Origin.RESIDUAL), int(Origin.BONUS))
-        else:
-            last = torch.full_like(accepted, Origin.VERIFIER)
+    def _origins(self, accepted: Tensor, replaced: Tensor, deferred: Tensor) -> Tensor:
+        """Who wrote each token, (G, D + 1); a sequential strategy knows the two models only."""
+        if self.kind.execution is not Execution.SPECULATIVE:
+            return torch.where(deferred, int(Origin.VERIFIER), int(Origin.DRAFT))
+        last = torch.where(replaced, int(Origin.RESIDUAL), int(Origin.BONUS))
         column = torch.arange(self.shared.columns + 1, device=accepted.device)
         return torch.where(column < accepted[:, None], int(Origin.DRAFT), last[:, None])
 
@@ -240,6 +239,10 @@ class Group:
             thoughts[:, :width, of_token] = asked.gather(2, chosen)[..., 0].float()
             thoughts[:, :width, largest] = asked.amax(dim=-1).float()
         thoughts[:, : variation.shape[1], Thought.TOTAL_VARIATION] = variation.float()
+        column = torch.arange(shape[1], device=tokens.device)
+        not_asked = column >= shared.block.num_drafted[self.rows, None]
+        for name in (Thought.DRAFTER_CONFIDENCE, Thought.DRAFTER_MAX, Thought.TOTAL_VARIATION):
+            thoughts[..., name].masked_fill_(not_asked, torch.nan)
         return thoughts
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What is read from the rows: the summary, the table and the plot."""
+"""What is read from the rows: the summary, its tables and plots, and the traces."""
 
 from pipeline.report.report import Report, write_report
 

@@ -1,4 +1,4 @@
-"""From rows to one line a strategy: quality, cost a token, acceptance.
+"""From rows to one line for each setting and strategy: quality, cost a token, acceptance, deferral.
 
 Rates are ratios of sums over the rows without an error, repeats together; only
 `acceptance_per_example` is a mean of the rows' own ratios. A rate without a denominator is null.
@@ -13,13 +13,13 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from pipeline.config import JobError
 from pipeline.quality.metrics import Metric, corpus_value, load_metrics
+from pipeline.report.deferral import DEFERRAL, RISK_COLUMNS, deferral, ratio
+from pipeline.report.reading import read_schema
+from pipeline.report.settings import SETTING_KEYS
+from pipeline.results.rows import PARAMETER_COLUMNS, strategy_of
 from pipeline.results.schema import COUNT_NAMES, metric_names
-from pipeline.results.writer import finished_shards, read_rows, rows_schema
-
-STRATEGY_KEYS = ("strategy", "alpha", "beta", "normalize", "fallback", "rollback")
-SETTING_KEYS = ("job", "block_size", "temperature", "top_k", "top_p", "min_p", "bonus")
+from pipeline.results.writer import read_rows
 
 RATES = {
     "verifier_calls_per_token": "forward passes of the verifier an emitted token",
@@ -27,68 +27,76 @@ RATES = {
     "drafter_calls_per_token": "forward passes of the drafter an emitted token",
     "acceptance": "share of all drafted tokens that were accepted",
     "acceptance_per_example": "the same for each row that drafted, then their mean",
-    "deferral_rate": "share of the judged positions at which the rule deferred",
     "accepted_per_round": "accepted tokens a round",
 }
 """The rates of the summary and what they mean."""
 
-_KEYS = [*SETTING_KEYS, *STRATEGY_KEYS]
+_KEYS = [*SETTING_KEYS, "strategy", *PARAMETER_COLUMNS]
 _SUMMED = ["output_tokens", *(name for name in COUNT_NAMES if name != "accepted_histogram")]
 _TEXTS = ["prediction", "references"]
 
 
 def summarise(output: Path) -> pa.Table:
-    """One line for each strategy in job order, from the row files of `output` alone.
+    """One line for each setting and strategy in job order, from the row files of `output` alone.
 
     Raises:
         JobError: no shard is finished yet.
     """
-    if not finished_shards(output):
-        raise JobError(f"{output} holds no finished shard; run the job first")
-    schema = rows_schema(output)
+    schema = read_schema(output)
     metrics = load_metrics(metric_names(schema))
     texts = _TEXTS if any(metric.pooled for metric in metrics) else []
-    columns = [*_KEYS, *_SUMMED, *metric_names(schema), "error_code", *texts]
-    rows = read_rows(output, columns).to_pandas()
-    groups = rows.groupby(_KEYS, dropna=False, sort=False)
-    lines = [_line(dict(zip(_KEYS, key, strict=True)), group, metrics) for key, group in groups]
+    columns = [*_KEYS, *_SUMMED, *RISK_COLUMNS, *metric_names(schema), "error_code", *texts]
+    rows = read_rows(output, columns)
+    # Grouped by hand: pandas knows neither whole numbers that may be null nor nulls in a key.
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for place, key in enumerate(zip(*(rows.column(k).to_pylist() for k in _KEYS), strict=True)):
+        places.setdefault(key, []).append(place)
+    table = rows.to_pandas()
+    lines = [
+        _line(dict(zip(_KEYS, key, strict=True)), table.iloc[found], metrics)
+        for key, found in places.items()
+    ]
     return pa.Table.from_pylist(lines, schema=_summary_schema(schema))
 
 
 def _summary_schema(rows: pa.Schema) -> pa.Schema:
     """Keys, metrics and totals as in the rows, with what the summary adds."""
+    keys, quality, totals = (
+        [rows.field(name) for name in names] for names in (_KEYS, metric_names(rows), _SUMMED)
+    )
     whole = [pa.field(name, pa.int64()) for name in ("rows", "errors")]
     rates = [
         pa.field(name, pa.float64(), metadata={"description": text}) for name, text in RATES.items()
     ]
-    kept = {name: rows.field(name) for name in [*_KEYS, *metric_names(rows), *_SUMMED]}
-    quality = [kept.pop(name) for name in metric_names(rows)]
-    keys = [kept.pop(name) for name in _KEYS]
     label = pa.field("label", pa.string())
-    return pa.schema([label, *keys, *whole, *quality, *rates, *kept.values()])
+    return pa.schema([label, *keys, *whole, *quality, *rates, *_deferral_fields(), *totals])
+
+
+def _deferral_fields() -> list[pa.Field[Any]]:
+    return [
+        pa.field(
+            name,
+            pa.int64() if name == "judged" else pa.float64(),
+            metadata={"description": text, "unit": unit},
+        )
+        for name, (unit, text) in DEFERRAL.items()
+    ]
 
 
 def _line(key: dict[str, Any], group: pd.DataFrame, metrics: Sequence[Metric]) -> dict[str, Any]:
-    known = {name: None if pd.isna(value) else value for name, value in key.items()}
     good = group[group["error_code"].isna()]
     totals = {name: int(good[name].sum()) for name in _SUMMED}
     return {
-        "label": _label(known),
-        **known,
+        "label": strategy_of(key).label,
+        **key,
         "rows": len(group),
         "errors": len(group) - len(good),
         **{metric.name: _quality(metric, good) for metric in metrics},
         **_rates(totals),
         "acceptance_per_example": _mean_acceptance(good),
+        **deferral(good, totals, key),
         **totals,
     }
-
-
-def _label(key: dict[str, Any]) -> str:
-    """The strategy as people write it, for example `spec_cascade.opt(alpha=0.2)`."""
-    given = [(name, key[name]) for name in STRATEGY_KEYS[1:] if key[name] is not None]
-    shown = [f"{name}={value if isinstance(value, str) else f'{value:g}'}" for name, value in given]
-    return f"{key['strategy']}({', '.join(shown)})" if shown else str(key["strategy"])
 
 
 def _quality(metric: Metric, good: pd.DataFrame) -> float | None:
@@ -102,18 +110,12 @@ def _quality(metric: Metric, good: pd.DataFrame) -> float | None:
 def _rates(totals: dict[str, int]) -> dict[str, float | None]:
     tokens = totals["output_tokens"]
     return {
-        "verifier_calls_per_token": _ratio(totals["verifier_calls"], tokens),
-        "verifier_tokens_per_token": _ratio(totals["verifier_tokens"], tokens),
-        "drafter_calls_per_token": _ratio(totals["drafter_calls"], tokens),
-        "acceptance": _ratio(totals["accepted"], totals["drafted"]),
-        # A bonus token follows the block: no rule judged it.
-        "deferral_rate": _ratio(totals["deferred"], tokens - totals["bonus_tokens"]),
-        "accepted_per_round": _ratio(totals["accepted"], totals["rounds"]),
+        "verifier_calls_per_token": ratio(totals["verifier_calls"], tokens),
+        "verifier_tokens_per_token": ratio(totals["verifier_tokens"], tokens),
+        "drafter_calls_per_token": ratio(totals["drafter_calls"], tokens),
+        "acceptance": ratio(totals["accepted"], totals["drafted"]),
+        "accepted_per_round": ratio(totals["accepted"], totals["rounds"]),
     }
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def _mean_acceptance(good: pd.DataFrame) -> float | None:

@@ -1,14 +1,15 @@
-"""The summary as a table for people."""
+"""The summary as tables for people: a line for each strategy, under its setting."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.report.summary import SETTING_KEYS
+from pipeline.report.settings import Line, by_setting, shared_setting
 from pipeline.results.schema import metric_names
 
 _RATES = {
@@ -18,46 +19,91 @@ _RATES = {
     "acceptance": "accepted\n/ drafted",
     "deferral_rate": "deferred",
 }
-_PLAIN_WIDTH = 160
+_DEFERRAL_HEADERS = (
+    "judged",
+    "deferred",
+    "rejected\n/ judged",
+    "expected\n(Lemma 3)",
+    "deferral risk\n(eq. 3)",
+    "speculative risk\n(eq. 8)",
+)
+_PLAIN_WIDTH = 240
+
+Cells = Callable[[Line], list[str]]
 
 
 def summary_table(summary: pa.Table) -> Table:
     """A line for each strategy: quality, calls a token, acceptance, rows and errors."""
-    table = Table(title=setting_text(summary), title_justify="left", header_style="bold")
-    table.add_column("strategy", overflow="fold")
-    metrics = metric_names(summary.schema)
-    for header in [*metrics, *_RATES.values(), "rows", "errors"]:
-        table.add_column(header, justify="right")
-    for line in summary.to_pylist():
-        quality = [_number(line[name], _digits(summary, name)) for name in metrics]
+    metrics = {name: _digits(summary, name) for name in metric_names(summary.schema)}
+
+    def cells(line: Line) -> list[str]:
+        quality = [_number(line[name], digits) for name, digits in metrics.items()]
         rates = [_number(line[name], 3) for name in _RATES]
-        table.add_row(line["label"], *quality, *rates, str(line["rows"]), _errors(line["errors"]))
-    return table
+        return [*quality, *rates, str(line["rows"]), _errors(line["errors"])]
+
+    lines = summary.to_pylist()
+    headers = [*metrics, *_RATES.values(), "rows", "errors"]
+    return _table(shared_setting(lines), headers, lines, cells)
+
+
+def deferral_table(summary: pa.Table) -> Table | None:
+    """A line for each strategy that judges drafts: deferral, rejection and risk a judged position.
+
+    None if no strategy does. What the columns are is in `deferral.DEFERRAL`.
+    """
+    lines = [line for line in summary.to_pylist() if line["judged"]]
+    if not lines:
+        return None
+    return _table("Deferral and its risk", _DEFERRAL_HEADERS, lines, _deferral_cells)
 
 
 def print_summary(summary: pa.Table, console: Console | None = None) -> None:
-    """Print the table: coloured in a terminal, else plain and not cut to a terminal's width."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(file=console.file, width=_PLAIN_WIDTH, no_color=True)
+    """Print the tables: coloured in a terminal, else plain and not cut to a terminal's width."""
+    console = readable(console or Console())
     console.print(summary_table(summary))
+    deferral = deferral_table(summary)
+    if deferral:
+        console.print(deferral)
 
 
-def setting_text(summary: pa.Table) -> str:
-    """The setting that the lines share, for a title: `demo · block size 5 · temperature 1`."""
-    shared = {name: set(summary.column(name).to_pylist()) for name in SETTING_KEYS}
-    words = [_setting(name, values.pop()) for name, values in shared.items() if len(values) == 1]
-    return " · ".join(word for word in words if word)
+def readable(console: Console) -> Console:
+    """The console, or where it is no terminal a plain one that is wide enough for a table."""
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=_PLAIN_WIDTH, no_color=True)
 
 
-def _setting(name: str, value: Any) -> str:
-    """A setting in words; what is not set, or is the usual, goes without saying."""
-    if value is None or (name == "bonus" and value == "verifier"):
-        return ""
-    if name == "job":
-        return str(value)
-    shown = value if isinstance(value, str) else f"{value:g}"
-    return f"{name.replace('_', ' ')} {shown}"
+def _table(title: str, headers: Sequence[str], lines: Sequence[Line], cells: Cells) -> Table:
+    """Strategies by setting; where there are several settings, each has a heading."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("strategy", overflow="fold")
+    for header in headers:
+        table.add_column(header, justify="right")
+    for group in by_setting(lines):
+        table.add_section()
+        if group.text:
+            table.add_row(group.text, style="bold")
+        for line in group.lines:
+            table.add_row(line["label"], *cells(line))
+    return table
+
+
+def _deferral_cells(line: Line) -> list[str]:
+    return [
+        str(line["judged"]),
+        _number(line["deferral_rate"], 3),
+        _number(line["rejection_rate"], 3),
+        _expected_rejection(line),
+        _number(line["deferral_risk"], 3),
+        _number(line["speculative_risk"], 3),
+    ]
+
+
+def _expected_rejection(line: Line) -> str:
+    """The prediction, with the standard error of its difference to what was counted."""
+    expected = _number(line["expected_rejection_rate"], 3)
+    error = line["rejection_gap_error"]
+    return expected if error is None else f"{expected} ± {error:.3f}"
 
 
 def _digits(summary: pa.Table, metric: str) -> int:
@@ -65,7 +111,7 @@ def _digits(summary: pa.Table, metric: str) -> int:
     return 2 if unit == b"0 to 100" else 3
 
 
-def _number(value: float | None, digits: int) -> str:
+def _number(value: Any, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 

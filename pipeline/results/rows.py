@@ -25,7 +25,6 @@ from pipeline.records import (
 )
 from pipeline.results.schema import MetricColumn, row_schema
 
-
 PARAMETER_COLUMNS = tuple(field.name for field in fields(Strategy) if field.name != "use")
 """The columns that hold a strategy's parameters; its `use:` name is in `strategy`."""
 

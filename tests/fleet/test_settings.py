@@ -152,6 +152,10 @@ def test_a_trace_says_who_wrote_each_token(g2p_job: Any) -> None:
         assert len(trace) == row["output_tokens"]
         sources = [token["source"] for token in trace]
         assert sum(token["accepted"] for token in trace) == sources.count("draft")
+        if row["strategy"] in {"verifier", "drafter"}:
+            assert set(sources) == {"draft" if row["strategy"] == "drafter" else "verifier"}
+        if row["strategy"] in {"token_cascade.chow", "oracle_cascade.diff"}:
+            assert sources.count("verifier") == row["deferred"]
         if row["rounds"]:
             assert sources.count("draft") == row["accepted"]
             assert sources.count("residual") == row["rejected"]
