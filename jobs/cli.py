@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 # The libraries behind a run take seconds to import, so each command imports what it needs: `--help`
 # and a mistyped option answer at once.
@@ -35,7 +37,7 @@ Overrides = Annotated[
 
 @app.callback()
 def _program() -> None:
-    """Keep `run` and `report` as commands."""
+    """Keep the commands commands, however many there are."""
 
 
 @app.command()
@@ -72,7 +74,7 @@ def run(job_file: JobFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def report(run_folder: RunFolder) -> None:
-    """Report on a run from its Parquet files: a table of strategies and a cost-quality plot.
+    """Report on a run from its Parquet files: tables of strategies and a cost-quality plot.
 
     Example: `speccascade report runs/demo`
     """
@@ -87,6 +89,39 @@ def report(run_folder: RunFolder) -> None:
         console.print(f"Plot:  {plot}", soft_wrap=True)
 
 
+@app.command()
+def trace(
+    run_folder: RunFolder,
+    example: Annotated[str, typer.Option(metavar="ID", help="The example's id.")],
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="S",
+            help="A strategy as the report writes it, for example `spec_cascade.opt(alpha=0.2)`, "
+            "or a `use:` name, which stands for all its parameters.",
+        ),
+    ],
+    setting: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            help="The number of a setting in job order, from 0. Repeatable; all by default.",
+        ),
+    ] = None,
+    repeat: Annotated[int, typer.Option(metavar="N", help="Which repetition, from 0.")] = 0,
+) -> None:
+    """Show who wrote each token of a text: the drafter, a residual, a bonus, the verifier.
+
+    Under the text stand both models' confidences in each token. The job must have said `trace: true`.
+
+    Example: `speccascade trace runs/g2p --example brackeen --strategy spec_cascade.opt`
+    """
+    from pipeline.report.trace import find_traces, print_traces
+
+    traces = find_traces(run_folder, example, strategy, setting or (), repeat)
+    print_traces(traces, _decoder(run_folder), Console())
+
+
 def main() -> None:
     """Run the program; a job that cannot run ends in one sentence and exit status 2."""
     from pipeline.config import JobError
@@ -94,8 +129,30 @@ def main() -> None:
     try:
         app()
     except JobError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
+
+
+def _decoder(run_folder: Path) -> Callable[[list[int]], str]:
+    """Token ids to text as the run's verifier spells them, with special tokens."""
+    from pipeline.config import JobError, ModelConfig
+    from pipeline.models.loading import load_tokenizer
+    from pipeline.results.manifest import manifest_file, read_manifest
+
+    manifest = read_manifest(run_folder)
+    if manifest is None:
+        raise JobError(f"{manifest_file(run_folder)} is missing; it names the tokenizer of the run")
+    model = ModelConfig.model_validate(manifest.job["models"]["verifier"])
+    try:
+        tokenizer = load_tokenizer(model)
+    except (OSError, ValueError) as error:
+        raise JobError(
+            f"models.verifier.path: the run's tokenizer {model.path} cannot be loaded from "
+            f"{Path.cwd()}; call from the folder that the job was run in"
+        ) from error
+    return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def _describe(

@@ -8,8 +8,9 @@ without a cache. Symbols are the paper's: q drafter, p verifier, pi target.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -38,6 +39,9 @@ class Decoded:
     finish_reason: FinishReason
     counts: Counts
     accepted: tuple[int, ...] = ()
+    expected_rejected: float = 0.0
+    expected_loss: float = 0.0
+    log_confidence: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -136,33 +140,51 @@ class At:
     confident_p: Row
 
     @classmethod
-    def of(cls, q_logits: Row, p_logits: Row, sampling: Sampling) -> At:
+    def of(cls, q_logits: Row, p_logits: Row, setting: Setting) -> At:
         return cls(
-            sampling_probs(q_logits, sampling), sampling_probs(p_logits, sampling),
-            softmax(q_logits), softmax(p_logits),
-        )  # fmt: skip
+            sampling_probs(q_logits, setting.drafter_sampling or setting.sampling),
+            sampling_probs(p_logits, setting.sampling),
+            softmax(q_logits),
+            softmax(p_logits),
+        )
 
     @property
     def total_variation(self) -> float:
         return float(np.maximum(0, self.p - self.q).sum())
 
 
-def defers(use: str, alpha: float, at: At) -> NDArray[np.bool_]:
+def entropy(probs: Row) -> float:
+    positive = probs[probs > 0]
+    return float(-(positive * np.log(positive)).sum())
+
+
+def defers(strategy: Strategy, at: At) -> NDArray[np.bool_]:
     """r of the paper, for each token of the vocabulary: True where the rule defers to the verifier."""
     max_q, max_p = at.confident_q.max(), at.confident_p.max()
-    rule = use.split(".")[-1]
-    if rule == "token_v3":
-        return at.confident_p < (1 - alpha) * max_p
-    r = {
+    alpha = strategy.rollback if strategy.use == "bild" else strategy.alpha
+    alpha = 0.0 if alpha is None else alpha
+    rules: dict[str, Callable[[], bool | NDArray[np.bool_]]] = {
         "drafter": lambda: False,
         "verifier": lambda: True,
         "spec_decode": lambda: True,
         "lossy_spec_decode": lambda: False,
+        "custom": lambda: False,
         "chow": lambda: max_q < 1 - alpha,
         "diff": lambda: max_q < max_p - alpha,
         "opt": lambda: max_q < max_p - alpha * at.total_variation,
-    }[rule]()
-    return np.full(len(at.q), r)
+        "entropy": lambda: entropy(at.confident_q) > alpha,
+        "chow_log": lambda: entropy(at.confident_q) > alpha,
+        "diff_log": lambda: entropy(at.confident_q) > entropy(at.confident_p) + alpha,
+        "opt_log": lambda: (
+            entropy(at.confident_q) > entropy(at.confident_p) + alpha * at.total_variation
+        ),
+        "bild_star": lambda: -np.log(at.confident_p[at.confident_q.argmax()]) > alpha,
+        "bild": lambda: -np.log(at.confident_p[at.confident_q.argmax()]) > alpha,
+        "token_v1": lambda: at.confident_q < max_p - alpha,
+        "token_v2": lambda: at.confident_p < max_p - alpha,
+        "token_v3": lambda: at.confident_p < (1 - alpha) * max_p,
+    }
+    return np.broadcast_to(rules[strategy.use.split(".")[-1]](), at.q.shape)
 
 
 def acceptance(strategy: Strategy, at: At) -> Row:
@@ -174,10 +196,26 @@ def acceptance(strategy: Strategy, at: At) -> Row:
 
 def residual(strategy: Strategy, at: At) -> Row:
     """What replaces a rejected token is drawn from these weights."""
-    beta = strategy.beta if isinstance(strategy.beta, float) else 1.0
-    goal = at.p / beta if strategy.use == "lossy_spec_decode" else target(strategy, at)
+    if strategy.use == "lossy_spec_decode":
+        beta = tuned_beta(strategy, at) if strategy.beta == "tuned" else strategy.beta
+        goal, fallback = at.p / beta, at.p
+    else:
+        goal = fallback = target(strategy, at)
     weights = np.maximum(0, goal - at.q)
-    return weights if weights.sum() > 0 else goal
+    return weights if weights.sum() > 0 else fallback
+
+
+def tuned_beta(strategy: Strategy, at: At) -> float:
+    """The beta at which max(min(q, p / (1 - alpha)), p / beta) of Lemma 2 sums to one."""
+    accepted = np.minimum(at.q, acceptance(strategy, at))
+    low, high = 1.0, 1e9
+    for _ in range(200):
+        beta = (low + high) / 2
+        if np.maximum(accepted, at.p / beta).sum() > 1:
+            low = beta
+        else:
+            high = beta
+    return high
 
 
 def target(strategy: Strategy, at: At) -> Row:
@@ -186,7 +224,11 @@ def target(strategy: Strategy, at: At) -> Row:
         accepted = np.minimum(at.q, acceptance(strategy, at))
         weights = residual(strategy, at)
         return accepted + (1 - accepted.sum()) * weights / weights.sum()
-    r = defers(strategy.use, strategy.alpha or 0.0, at)
+    if strategy.use == "custom":
+        assert strategy.target == "tests.targets:mixture"
+        alpha = strategy.alpha or 0.0
+        return alpha * at.q + (1 - alpha) * at.p
+    r = defers(strategy, at)
     if r.all() or not r.any():
         return at.p if r.all() else at.q
     return at.q * ~r + at.p * (at.q * r).sum()
@@ -206,9 +248,23 @@ def decode(
     """One strategy on one example, from the first token to the last."""
     text = _Text(models, tuple(prompt), _chance(setting, example_id, repeat), strategy, setting)
     family = strategy.use.split(".")[0]
-    if family in ("drafter", "verifier", "token_cascade"):
+    if family in ("drafter", "verifier", "token_cascade", "oracle_cascade"):
         return text.sequential()
+    if family == "sequence_cascade":
+        one, other = (replace(strategy, use=use) for use in ("drafter", "verifier"))
+        of_drafter = decode(models, prompt, example_id, repeat, one, setting)
+        of_verifier = decode(models, prompt, example_id, repeat, other, setting)
+        return sequence_cascade(strategy, of_drafter, of_verifier)
     return text.speculative()
+
+
+def sequence_cascade(strategy: Strategy, of_drafter: Decoded, of_verifier: Decoded) -> Decoded:
+    """The drafter's whole answer where it is sure enough of it, otherwise the verifier's as well."""
+    length = len(of_drafter.output_ids) if strategy.normalize == "mean" else 1
+    if np.exp(of_drafter.log_confidence / length) >= 1 - (strategy.alpha or 0.0):
+        return of_drafter
+    calls = of_drafter.counts.drafter_calls
+    return replace(of_verifier, counts=replace(of_verifier.counts, drafter_calls=calls))
 
 
 @lru_cache(maxsize=4096)
@@ -238,7 +294,7 @@ class _Text:
 
     def at(self, written: tuple[int, ...]) -> At:
         q_logits = self.models.drafter(self.prompt, written)
-        return At.of(q_logits, self.models.verifier(self.prompt, written), self.setting.sampling)
+        return At.of(q_logits, self.models.verifier(self.prompt, written), self.setting)
 
     def reason(self, written: tuple[int, ...]) -> FinishReason | None:
         if written and written[-1] in self.setting.eos_token_ids:
@@ -246,37 +302,46 @@ class _Text:
         return "length" if len(written) == self.setting.max_new_tokens else None
 
     def sequential(self) -> Decoded:
-        """The drafter or the verifier alone, and Algorithm 2: at each token one of the two draws."""
-        deferred = 0
+        """One model alone, Algorithms 2 and 3: at each token one of the two draws."""
+        deferred, log_confidence = 0, 0.0
         while not (reason := self.reason(self.output)):
             at = self.at(self.output)
-            defer = bool(defers(self.strategy.use, self.strategy.alpha or 0.0, at)[0])
+            defer = bool(defers(self.strategy, at)[0])
             u = self.chance(Role.DRAFT, len(self.output))
-            self.output += (draw(at.p if defer else at.q, u),)
+            token = draw(at.p if defer else at.q, u)
+            log_confidence += float(np.log(at.confident_q[token]))
+            self.output += (token,)
             deferred += defer
-        drafter_calls = 0 if self.strategy.use == "verifier" else len(self.output)
+        oracle = self.strategy.use.startswith("oracle_cascade")
+        verifier_calls = len(self.output) if oracle else deferred
         counts = Counts(
-            drafter_calls=drafter_calls,
-            verifier_calls=deferred,
-            verifier_tokens=deferred,
+            drafter_calls=0 if self.strategy.use == "verifier" else len(self.output),
+            verifier_calls=verifier_calls,
+            verifier_tokens=verifier_calls,
             deferred=deferred,
         )
-        return Decoded(self.output, reason, counts)
+        if self.strategy.use != "drafter":
+            log_confidence = 0.0
+        return Decoded(self.output, reason, counts, log_confidence=log_confidence)
 
     def speculative(self) -> Decoded:
         """Algorithm 4: draft a block, judge it, replace the first rejected token or add a bonus."""
         setting, strategy = self.setting, self.strategy
-        sums = dict.fromkeys(("drafted", "scored", "rejected", "deferred", "bonus"), 0)
+        sums: Counter[str] = Counter()
         accepted_by_round: list[int] = []
         while not (reason := self.reason(self.output)):
-            drafted = self.draft()
+            drafted, fell_back = self.draft()
             whole = self.output + tuple(drafted)
             accepted = 0
             for x in drafted:
                 position = len(self.output)
                 at = self.at(self.output)
-                sums["deferred"] += bool(defers(strategy.use, strategy.alpha or 0.0, at)[x])
-                if self.chance(Role.ACCEPT, position) * at.q[x] < acceptance(strategy, at)[x]:
+                r = bool(defers(strategy, at)[x])
+                sums["deferred"] += r
+                sums["loss"] += 1 - (at.confident_p if r else at.confident_q).max()
+                mass = acceptance(strategy, at)
+                sums["expected_rejected"] += np.maximum(0, at.q - mass).sum()
+                if self.chance(Role.ACCEPT, position) * at.q[x] < mass[x]:
                     self.output += (x,)
                     accepted += 1
                     continue
@@ -285,21 +350,20 @@ class _Text:
                 sums["rejected"] += 1
                 break
             # Whether the verifier is asked for a token behind the block, should it be taken whole.
-            asked = (
-                setting.bonus == "verifier"
-                and len(drafted) == setting.block_size
-                and self.reason(whole) is None
-            )
+            full = setting.bonus == "verifier" and len(drafted) == setting.block_size
+            asked = (full or fell_back) and self.reason(whole) is None
             if asked and accepted == len(drafted):
                 u = self.chance(Role.BONUS, len(whole))
                 self.output += (draw(self.at(whole).p, u),)
                 sums["bonus"] += 1
+                sums["deferred"] += fell_back
             sums["drafted"] += len(drafted)
+            sums["drafter_calls"] += len(drafted) + fell_back
             sums["scored"] += len(drafted) + asked
             accepted_by_round.append(accepted)
         histogram = np.bincount(accepted_by_round, minlength=setting.draft_length + 1)
         counts = Counts(
-            drafter_calls=sums["drafted"],
+            drafter_calls=sums["drafter_calls"],
             verifier_calls=len(accepted_by_round),
             verifier_tokens=sums["scored"],
             drafted=sums["drafted"],
@@ -310,14 +374,31 @@ class _Text:
             rounds=len(accepted_by_round),
             accepted_histogram=tuple(histogram.tolist()),
         )
-        return Decoded(self.output, reason, counts, tuple(accepted_by_round))
+        no_choice = strategy.use in ("lossy_spec_decode", "custom")
+        return Decoded(
+            self.output,
+            reason,
+            counts,
+            tuple(accepted_by_round),
+            expected_rejected=float(sums["expected_rejected"]),
+            expected_loss=float("nan") if no_choice else float(sums["loss"]),
+        )
 
-    def draft(self) -> list[int]:
-        """At most a block, at most the budget, nothing behind the end of the text."""
+    def draft(self) -> tuple[list[int], bool]:
+        """At most a block, at most the budget, nothing behind the end of the text.
+
+        BiLD looks at the drafter first and leaves the token to the verifier where it is not sure.
+        """
         written = self.output
         drafted: list[int] = []
         while len(drafted) < self.setting.draft_length and self.reason(written) is None:
-            q = sampling_probs(self.models.drafter(self.prompt, written), self.setting.sampling)
+            logits = self.models.drafter(self.prompt, written)
+            if (
+                self.strategy.fallback is not None
+                and softmax(logits).max() < self.strategy.fallback
+            ):
+                return drafted, True
+            q = sampling_probs(logits, self.setting.drafter_sampling or self.setting.sampling)
             drafted.append(draw(q, self.chance(Role.DRAFT, len(written))))
             written += (drafted[-1],)
-        return drafted
+        return drafted, False

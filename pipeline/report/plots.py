@@ -1,7 +1,7 @@
 """The cost-quality frontier: quality against verifier calls per emitted token, one curve a rule.
 
 Drafter and verifier are reference points; the dashed line is the verifier's quality, so whatever
-lies on or above it and to the left of the verifier is a gain. Each setting has a panel of its own,
+is at least as good and lies to the left of the verifier is a gain. Each setting has a panel of its own,
 all with the same axes.
 """
 

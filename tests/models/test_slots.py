@@ -24,6 +24,7 @@ from pipeline.models.determinism import is_batch_invariant
 from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
 from pipeline.models.seq2seq import Seq2SeqBank, Seq2SeqModel
 from pipeline.protocol.accounting import Count
+from pipeline.protocol.blocks import Sum, Thought
 from pipeline.records import Sampling, Setting, Strategy
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 from tests.loop import workers
@@ -195,8 +196,17 @@ def forced_reply(request: VerifyRequest, turn: int) -> VerifyReply:
         tokens[lane, :accepted] = request.tokens[lane, :accepted]
         tokens[lane, accepted] = (7 * turn + lane) % 50 + 3
         num_tokens[lane] = accepted + 1
-    counts = np.zeros((lanes, len(Count)), dtype=np.int64)
-    return VerifyReply(request.round, tokens, num_tokens, counts, np.zeros_like(num_tokens))
+    return VerifyReply(
+        round=request.round,
+        tokens=tokens,
+        num_tokens=num_tokens,
+        counts=np.zeros((lanes, len(Count)), dtype=np.int64),
+        sums=np.zeros((lanes, len(Sum))),
+        failed=np.zeros_like(num_tokens),
+        origins=np.zeros_like(tokens),
+        deferred=np.zeros(tokens.shape, dtype=bool),
+        thoughts=np.zeros((lanes, 0, len(Thought)), dtype=np.float32),
+    )
 
 
 @every_model

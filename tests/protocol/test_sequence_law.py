@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from pipeline.models.toy import TableModel
-from pipeline.protocol.strategies import sweep
 from pipeline.records import Sampling, Setting, Strategy
 from tests import reference
 from tests.loop import decode
@@ -27,13 +26,14 @@ EXAMPLES, REPEATS = 50, 400
 FALSE_ALARMS = 1e-6
 
 STRATEGIES = [
-    sweep("spec_decode")[0],
-    sweep("lossy_spec_decode", 0.4)[0],
-    sweep("spec_cascade.chow", 0.5)[0],
-    sweep("spec_cascade.opt", 0.3)[0],
-    sweep("spec_cascade.token_v3", 0.3)[0],
-    sweep("token_cascade.chow", 0.5)[0],
-    sweep("verifier")[0],
+    Strategy("verifier"),
+    Strategy("token_cascade.chow", 0.5),
+    Strategy("spec_decode"),
+    Strategy("lossy_spec_decode", 0.4, beta=1.0),
+    Strategy("spec_cascade.chow", 0.5),
+    Strategy("spec_cascade.opt", 0.3),
+    Strategy("spec_cascade.token_v3", 0.3),
+    Strategy("custom", 0.5, target="tests.targets:mixture"),
 ]
 
 DRAFTER = torch.tensor([[0.0, 0.0, 0.0], [-0.5, 0.2, 1.0], [-0.7, 0.9, 0.2]])
@@ -45,7 +45,7 @@ Text = tuple[int, ...]
 def law(strategy: Strategy, sampling: Sampling) -> dict[Text, float]:
     """The probability of every text behind token 1, from the target of each row of the tables."""
     rows = [
-        reference.target(strategy, reference.At.of(q, p, sampling))
+        reference.target(strategy, reference.At.of(q, p, Setting(1, 1, sampling)))
         for q, p in zip(DRAFTER.double().numpy(), VERIFIER.double().numpy(), strict=True)
     ]
     probabilities: dict[Text, float] = {}
@@ -65,9 +65,14 @@ def law(strategy: Strategy, sampling: Sampling) -> dict[Text, float]:
 @pytest.fixture(scope="module", params=[1, 3], ids=lambda size: f"block {size}")
 def texts(request: pytest.FixtureRequest) -> dict[str, Counter[Text]]:
     setting = Setting(
-        request.param, LENGTH, Sampling(0.8), "target", seed=11, repeats=REPEATS,
+        request.param,
+        LENGTH,
+        Sampling(0.8),
+        bonus="target",
+        seed=11,
+        repeats=REPEATS,
         eos_token_ids=(EOS,),
-    )  # fmt: skip
+    )
     outcomes = decode(
         TableModel(DRAFTER), TableModel(VERIFIER), [[1]] * EXAMPLES, STRATEGIES, setting, slots=4000
     )

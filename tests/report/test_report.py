@@ -14,16 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 import sacrebleu
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
 from pipeline.config import JobError
 from pipeline.quality.metrics import load_metrics, score
-from pipeline.records import Counts, Outcome, Shard, ShardResult, Strategy
+from pipeline.records import Counts, Outcome, Sampling, Setting, Shard, ShardResult, Strategy
 from pipeline.report import write_report
-from pipeline.report.plots import plot_frontier
+from pipeline.report.plots import Look, plot_frontier
+from pipeline.report.settings import by_setting, shared_setting
 from pipeline.report.summary import RATES, summarise
-from pipeline.report.table import print_summary, setting_text
+from pipeline.report.table import print_summary
 from pipeline.results.rows import FinishedShard, RowLayout, shard_table
 from pipeline.results.writer import rows_folder, write_shard
 from tests.results.runs import COUNTS, DRAFTER, LAYOUT, LOSSY, OPT, VERIFIER, bad, failed, good
@@ -32,7 +34,16 @@ ONE_ROUND = Counts(3, 1, 4, 3, 3, 0, 0, 1, 1, (0, 0, 0, 1))
 WIDER = Strategy("spec_cascade.opt", 0.4)
 TEXTS = {"0a": "the cat sat on the mat today", "0b": "one", "1a": "a dog barks at a cat there"}
 METRICS = load_metrics(["bleu", "token_f1", "edit_error_rate"])
-RUN = RowLayout("demo", LAYOUT.setting, (VERIFIER, WIDER, OPT, LOSSY, DRAFTER), METRICS)
+RUN = RowLayout("demo", LAYOUT.settings, (VERIFIER, WIDER, OPT, LOSSY, DRAFTER), METRICS)
+
+
+WARMER = Setting(5, 8, Sampling(1.0, top_k=4), drafter_sampling=Sampling(0.0), seed=7)
+BILDS = tuple(
+    Strategy("bild", fallback=fallback, rollback=rollback)
+    for fallback in (0.3, 0.6)
+    for rollback in (2.0, 1.0)
+)
+SEQUENCES = tuple(Strategy("sequence_cascade.chow", 0.5, normalize=n) for n in ("none", "mean"))
 
 
 def outcome(example_id: str, strategy: Strategy) -> Outcome:
@@ -53,7 +64,12 @@ def prediction(found: Outcome) -> str | None:
 
 def write_shard_of(output: Path, index: int, ids: list[str], layout: RowLayout = RUN) -> None:
     examples = [replace(good(i), references=(TEXTS[i], "another reference")) for i in ids]
-    outcomes = [outcome(i, strategy) for i in ids for strategy in layout.strategies]
+    outcomes = [
+        replace(outcome(i, strategy), setting=number)
+        for i in ids
+        for number in range(len(layout.settings))
+        for strategy in layout.strategies
+    ]
     texts = [prediction(found) for found in outcomes]
     references = {example.example_id: example.references for example in examples}
     scores = score(layout.metrics, texts, [references[found.example_id] for found in outcomes])
@@ -93,10 +109,10 @@ def test_rates_are_ratios_of_sums_over_rows_without_errors(run: Path) -> None:
         "drafter_calls_per_token": 9 / 8,
         "acceptance": 5 / 9,
         "acceptance_per_example": (2 / 6 + 3 / 3) / 2,
-        "deferral_rate": 2 / (8 - 2),
         "accepted_per_round": 5 / 3,
     }
     assert {name: opt[name] for name in RATES} == pytest.approx(expected)
+    assert opt["deferral_rate"] == pytest.approx(2 / (8 - 2))
 
 
 def test_a_rate_without_a_denominator_is_null(run: Path) -> None:
@@ -148,26 +164,119 @@ def test_the_written_summaries_are_the_summary(run: Path) -> None:
     assert imread(report.plots[0]).std() > 0.05
 
 
-def test_the_picture_has_a_curve_a_rule_and_the_reference_points(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: dict[str, tuple[list[float], list[float]]] = {}
+Drawn = dict[str, list[tuple[list[float], list[float]]]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    """What is drawn, by label; one entry for each panel."""
+    remembered: Drawn = {}
     plot = Axes.plot
 
     def remember(self: Axes, *args: Any, **given: Any) -> Any:
-        drawn[given["label"]] = (args[0], args[1])
+        remembered.setdefault(given["label"], []).append((args[0], args[1]))
         return plot(self, *args, **given)
 
     monkeypatch.setattr(Axes, "plot", remember)
+    return remembered
+
+
+def test_the_picture_has_a_curve_a_rule_and_the_reference_points(
+    run: Path, tmp_path: Path, drawn: Drawn
+) -> None:
     plot_frontier(summarise(run), "bleu", tmp_path / "x.png")
     assert set(drawn) == {
         "spec_cascade.opt",
-        "lossy_spec_decode (beta=tuned)",
+        "lossy_spec_decode(beta=tuned)",
         "drafter",
         "verifier",
     }
-    assert drawn["spec_cascade.opt"][0] == [3 / 8, 0.5]
-    assert drawn["verifier"] == ([1.0], [pytest.approx(100.0)])
+    assert drawn["spec_cascade.opt"][0][0] == [3 / 8, 0.5]
+    assert drawn["verifier"] == [([1.0], [pytest.approx(100.0)])]
+
+
+def test_curves_run_along_rollback_and_apart_for_what_else_differs(
+    tmp_path: Path, drawn: Drawn
+) -> None:
+    write_shard_of(tmp_path, 0, ["0a"], replace(RUN, strategies=(*BILDS, *SEQUENCES)))
+    summary = summarise(tmp_path)
+    rollback = summary.column("rollback").to_pylist()
+    cost = pa.array([0.0 if value is None else value for value in rollback])
+    place = summary.schema.get_field_index("verifier_calls_per_token")
+    plot_frontier(summary.set_column(place, summary.field(place), cost), "bleu", tmp_path / "x.png")
+    assert {label: panels[0][0] for label, panels in drawn.items()} == {
+        "bild(fallback=0.3)": [1.0, 2.0],
+        "bild(fallback=0.6)": [1.0, 2.0],
+        "sequence_cascade.chow": [0.0],
+        "sequence_cascade.chow(normalize=mean)": [0.0],
+    }
+
+
+def test_no_two_of_64_curves_look_alike() -> None:
+    looks = [Look.of(number) for number in range(64)]
+    assert len({(look.colour, look.marker) for look in looks}) == 64
+    assert len({(look.colour, look.line) for look in looks[:32]}) == 32
+
+
+@pytest.fixture
+def two_settings(tmp_path: Path) -> Path:
+    layout = replace(RUN, settings=(*LAYOUT.settings, WARMER))
+    write_shard_of(tmp_path, 0, ["0a", "0b"], layout)
+    write_shard_of(tmp_path, 1, ["1a"], layout)
+    return tmp_path
+
+
+def test_settings_are_summed_apart_in_job_order(two_settings: Path) -> None:
+    found = summarise(two_settings).to_pylist()
+    assert [line["block_size"] for line in found] == [3] * 5 + [5] * 5
+    assert [line["drafter_temperature"] for line in found] == [None] * 5 + [0.0] * 5
+    assert [line["label"] for line in found[:5]] == [line["label"] for line in found[5:]]
+    assert {line["rows"] for line in found} == {5}
+
+
+def test_settings_that_differ_for_the_drafter_alone_are_told_apart(tmp_path: Path) -> None:
+    same = replace(WARMER, drafter_sampling=None)
+    cooler = replace(WARMER, drafter_sampling=Sampling(0.5, top_k=4))
+    write_shard_of(tmp_path, 0, ["0a"], replace(RUN, settings=(same, cooler)))
+    groups = by_setting(summarise(tmp_path).to_pylist())
+    assert [group.text for group in groups] == [
+        "drafter temperature as the verifier's · drafter top k as the verifier's",
+        "drafter temperature 0.5 · drafter top k 4",
+    ]
+    assert [len(group.lines) for group in groups] == [5, 5]
+
+
+def test_the_table_heads_each_setting_with_what_sets_it_apart(two_settings: Path) -> None:
+    stream = io.StringIO()
+    print_summary(summarise(two_settings), Console(file=stream))
+    text = stream.getvalue()
+    first = "block size 3 · temperature 0.5 · drafter temperature as the verifier's"
+    second = "block size 5 · temperature 1 · drafter temperature 0"
+    assert text.startswith("demo · top k 4")
+    summary, deferral = text.split("Deferral and its risk")
+    for table in (summary, deferral):
+        assert table.index(first) < table.index(second)
+    assert "│ drafter " in summary
+    assert "│ drafter " not in deferral
+
+
+def test_each_setting_has_a_panel_with_the_same_axes(
+    two_settings: Path, tmp_path: Path, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: shown.append(self))
+    summary = summarise(two_settings)
+    place = summary.schema.get_field_index("bleu")
+    apart = pa.array([float(number) for number in range(summary.num_rows)])
+    summary = summary.set_column(place, summary.field(place), apart)
+    plot_frontier(summary, "bleu", tmp_path / "x.png")
+    first, second = shown[0].axes
+    assert (first.get_xlim(), first.get_ylim()) == (second.get_xlim(), second.get_ylim())
+    assert first.get_title(loc="left").startswith("block size 3 · temperature 0.5")
+    assert second.get_title(loc="left").startswith("block size 5 · temperature 1")
+    assert {label: len(panels) for label, panels in drawn.items()} == dict.fromkeys(drawn, 2)
+    legend = [text.get_text() for text in shown[0].legends[0].get_texts()]
+    assert sorted(legend) == sorted([*drawn, "verifier's quality"])
 
 
 def test_the_table_is_plain_and_whole_without_a_terminal(run: Path) -> None:
@@ -181,14 +290,14 @@ def test_the_table_is_plain_and_whole_without_a_terminal(run: Path) -> None:
     assert cells[2:] == ["1.000", "0.000", "0.375", "1.375", "1.125", "0.556", "0.333", "5", "3"]
 
 
-def test_setting_text_leaves_out_what_is_not_shared(run: Path) -> None:
+def test_a_title_leaves_out_what_is_not_shared(run: Path) -> None:
     summary = summarise(run)
     other = summary.set_column(
         summary.schema.get_field_index("temperature"),
         "temperature",
         pa.array([0.0, 1.0, 1.0, 1.0, 1.0]),
     )
-    assert setting_text(other) == "demo · block size 3 · top k 4"
+    assert shared_setting(other.to_pylist()) == "demo · block size 3 · top k 4"
 
 
 def test_a_run_with_nothing_but_errors_still_has_a_report(tmp_path: Path) -> None:
@@ -197,6 +306,13 @@ def test_a_run_with_nothing_but_errors_still_has_a_report(tmp_path: Path) -> Non
     assert report.summary.column("bleu").null_count == 5
     assert report.summary.column("errors").to_pylist() == [1] * 5
     assert all(path.exists() for path in report.plots)
+
+
+def test_a_run_without_a_row_has_an_empty_report(tmp_path: Path) -> None:
+    write_shard(tmp_path, 0, RUN.schema.empty_table())
+    report = write_report(tmp_path)
+    assert report.summary.num_rows == 0
+    print_summary(report.summary, Console(file=io.StringIO()))
 
 
 def test_a_run_without_metrics_has_a_table_and_no_picture(tmp_path: Path) -> None:

@@ -41,10 +41,12 @@ from tests.results.runs import (
 
 CONTRACT = [
     *("job", "shard", "example_id", "repeat", "strategy", "alpha", "beta", "normalize"),
-    *("fallback", "rollback", "block_size", "temperature", "top_k", "top_p", "min_p", "bonus"),
+    *("fallback", "rollback", "target", "block_size", "temperature", "top_k", "top_p", "min_p"),
+    *("drafter_temperature", "drafter_top_k", "drafter_top_p", "drafter_min_p", "bonus"),
     *("seed", "prompt", "references", "prediction", "prompt_ids", "output_ids"),
     *("output_tokens", "drafter_calls", "verifier_calls", "verifier_tokens", "drafted"),
     *("accepted", "rejected", "deferred", "bonus_tokens", "rounds", "accepted_histogram"),
+    *("expected_rejected", "expected_loss"),
     *("finish_reason", "error_code", "error", "modelled_seconds"),
     *("attempts", "wall_seconds", "drafter", "verifier", "node"),
 ]
@@ -174,7 +176,9 @@ def test_the_mask_1011_counts_one_accepted_token() -> None:
 
 def test_no_outcome_is_lost_doubled_or_made_up() -> None:
     outcomes = shard_outcomes(SHARD)
-    with pytest.raises(InvariantError, match=r"'c', repeat 0, strategy lossy.*no outcome"):
+    with pytest.raises(
+        InvariantError, match=r"'c', setting 0, repeat 0, strategy lossy.*no outcome"
+    ):
         table(SHARD, outcomes[:-1])
     with pytest.raises(InvariantError, match="two outcomes"):
         table(SHARD, [*outcomes, outcomes[0]])

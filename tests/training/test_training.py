@@ -11,7 +11,7 @@ from jobs.training import recipes
 from jobs.training.batches import endless_batches, make_batch
 from jobs.training.corpora import Corpus, Example, divided, merged, normalised, usable
 from jobs.training.evaluation import forced, greedy, load, translation_scores
-from jobs.training.models import Architecture, new_model, target_logits
+from jobs.training.models import Architecture, new_model, overlap_loss, target_logits
 from jobs.training.optimizers import Rates, share_of_peak
 from jobs.training.trainer import Plan, Task, train
 from jobs.training.vocabulary import subword_tokenizer, symbol_tokenizer
@@ -46,11 +46,11 @@ def toy_plan(steps: int) -> Plan:
         drafter_rates=Rates(adam=5e-3, muon=1e-2),
         verifier_rates=Rates(adam=5e-3, muon=1e-2),
         steps=steps,
-        warmup=3,
+        knots=((0, 0), (0.1, 1), (1, 0)),
         tokens_per_step=400,
         teacher_mix=0.5,
         validate_every=steps // 2,
-        dropout=0.1,
+        polish_steps=steps // 4,
     )
 
 
@@ -149,12 +149,22 @@ def test_deep_layers_start_silent() -> None:
     assert all("block.1" in name for name in silent)
 
 
-def test_rates_rise_stay_level_and_fall_to_almost_zero() -> None:
-    shares = [share_of_peak(step, 100, 10, 0.4) for step in range(100)]
-    assert shares[0] == pytest.approx(0.1)
-    assert shares[10:40] == [1.0] * 30
-    assert shares[70] == pytest.approx(0.5)
-    assert shares[-1] == pytest.approx(1 / 60)
+def test_rates_follow_straight_lines_between_the_knots() -> None:
+    knots = ((0, 0), (0.1, 1), (0.4, 1), (1, 0))
+    shares = [share_of_peak(done, knots) for done in (0.05, 0.1, 0.3, 0.7, 1)]
+    assert shares == pytest.approx([0.5, 1, 1, 0.5, 0])
+
+
+def test_polishing_rates_fall_from_a_quarter() -> None:
+    plan = toy_plan(40)
+    assert plan.all_steps == 50
+    assert [plan.rate_at(step) for step in (40, 45)] == pytest.approx([0.25, 0.125])
+
+
+def test_overlap_loss_counts_rejections() -> None:
+    drafter, verifier = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.1, 0.6, 0.3]])
+    loss = overlap_loss((drafter + 1e-12).log(), verifier.log())
+    assert loss.item() == pytest.approx(0.4)
 
 
 def test_near_duplicates_share_a_split_and_repeats_keep_the_commonest_translation() -> None:

@@ -113,7 +113,7 @@ def test_a_verifier_that_was_lost_between_any_rounds_is_replaced_without_a_trace
 
 
 def _given(worker: VerifierWorker) -> tuple:
-    return worker.strategies, worker.setting
+    return worker.strategies, worker.settings
 
 
 def test_a_bank_that_the_verifier_does_not_hold_is_stale() -> None:

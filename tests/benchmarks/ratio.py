@@ -1,0 +1,28 @@
+"""What a benchmark reports."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A quantity over another, measured side by side several times."""
+
+    of: str
+    values: Sequence[float]
+    target: str
+
+    def cells(self) -> tuple[str, ...]:
+        """As a row of the table."""
+        middle = statistics.median(self.values)
+        ends = (min(self.values), max(self.values))
+        return (
+            self.of,
+            f"{middle:.3g}",
+            *(f"{end:.3g}" for end in ends),
+            str(len(self.values)),
+            self.target,
+        )
