@@ -69,6 +69,13 @@ def run(job_file: JobFile, overrides: Overrides = None) -> None:
         f"{finished.shards_written} shards written in {finished.seconds:.1f} s"
         + (f", {finished.shards_found} found done" if finished.shards_found else "")
     )
+    for worker in finished.workers if finished.shards_written else ():
+        console.print(
+            f"{worker.name}: {worker.rounds} rounds of {worker.lane_rounds / worker.rounds:.0f} lanes, "
+            f"busy {worker.busy_seconds:.1f} s"
+            if worker.rounds
+            else f"{worker.name}: idle"
+        )
     report(Path(job.output))
 
 
@@ -120,6 +127,25 @@ def trace(
 
     traces = find_traces(run_folder, example, strategy, setting or (), repeat)
     print_traces(traces, _decoder(run_folder), Console())
+
+
+@app.command()
+def strategies() -> None:
+    """List the strategies a job can name: their parameters, what they sample from, and their source.
+
+    Example: `speccascade strategies`
+    """
+    from rich.table import Table
+
+    from pipeline.protocol.strategies import KINDS
+
+    console = Console()
+    console.print("q is the drafter's distribution, p the verifier's.")
+    table = Table("use", "what it samples from", show_lines=True)
+    for use, kind in KINDS.items():
+        takes = [f"  {name}: {allowed}" for name, allowed in kind.takes.items()]
+        table.add_row(escape("\n".join([use, *takes])), escape(" ".join(kind.about.split())))
+    console.print(table)
 
 
 def main() -> None:
