@@ -21,7 +21,7 @@ from pipeline.records import Bonus, Sampling, Setting
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
-TransportName = Literal["auto", "float32"]
+TransportName = Literal["auto", "tokens", "top_k", "bfloat16", "float32"]
 Checked = TypeVar("Checked", bound=BaseModel)
 Item = TypeVar("Item")
 

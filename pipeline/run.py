@@ -37,6 +37,7 @@ from pipeline.records import Outcome, Setting, StepTimes, Strategy, WorkerStats
 from pipeline.results.manifest import check_same_run, make_manifest, write_manifest
 from pipeline.results.rows import FinishedShard, InvariantError, RowLayout, shard_table
 from pipeline.results.writer import count_rows, finished_shards, write_shard
+from pipeline.workers.transport import Transport, exact_transport, needs_all_confidences
 
 _POLL_SECONDS = 0.5
 
@@ -51,6 +52,7 @@ class Prepared:
     settings: tuple[Setting, ...]
     metrics: tuple[Metric, ...]
     pairing: Pairing = field(repr=False)
+    transport: Transport
     reader: PromptReader = field(repr=False)
     num_examples: int | None
     """How many examples there are; None where counting would mean reading them all."""
@@ -120,6 +122,7 @@ def prepare(job: Job) -> Prepared:
         settings=settings,
         metrics=metrics,
         pairing=pairing,
+        transport=_transport(job, strategies, settings, pairing),
         reader=reader,
         num_examples=count_examples(job.dataset),
     )
@@ -201,6 +204,7 @@ def _fleet(prepared: Prepared) -> Fleet:
         settings=prepared.settings,
         cluster=prepared.cluster,
         trace=prepared.job.trace,
+        transport=prepared.transport,
         code_folder=str(Path.cwd()),
     )
     return LocalFleet(plan) if prepared.job.fleet == "local" else RayFleet(plan)
@@ -280,6 +284,25 @@ def _with_sequence_cascades(
                     verifier = by_key[example, setting, repeat, "verifier"]
                     kept.append(cascade(strategy, drafter, verifier))
     return tuple(kept)
+
+
+def _transport(
+    job: Job, strategies: Sequence[Strategy], settings: Sequence[Setting], pairing: Pairing
+) -> Transport:
+    """What the job asks for, or the smallest that is exact. Raises `JobError` if it is not exact."""
+    name = job.transport
+    if name == "auto":
+        return exact_transport(strategies, settings, pairing.vocabulary, job.trace)
+    problem = None
+    if name in {"tokens", "top_k"} and (job.trace or needs_all_confidences(strategies)):
+        problem = "a trace or a rule reads all of the drafter's confidences"
+    if name == "tokens" and any(setting.drafting.temperature > 0 for setting in settings):
+        problem = "drafts are sampled at a temperature above 0"
+    if name == "top_k" and any(setting.drafting.top_k is None for setting in settings):
+        problem = "drafts are not sampled with top_k"
+    if problem:
+        raise JobError(f"transport is '{name}', but {problem}; set it to auto or float32")
+    return name
 
 
 def _check_greedy(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> None:

@@ -13,6 +13,7 @@ from pipeline.models.stopping import StopStrings
 from pipeline.protocol.strategies import import_from
 from pipeline.records import Setting, Shard, ShardResult, StepTimes, Strategy, WorkerStats
 from pipeline.workers.drafter import DrafterWorker
+from pipeline.workers.transport import Transport
 from pipeline.workers.verifier import VerifierWorker
 
 
@@ -62,6 +63,7 @@ class FleetPlan:
     settings: tuple[Setting, ...]
     cluster: ClusterConfig
     trace: bool = False
+    transport: Transport = "float32"
     code_folder: str = ""
     """Where custom targets are imported from."""
 
@@ -93,6 +95,7 @@ class FleetPlan:
             role.banks,
             role.slots,
             StopStrings(load_tokenizer(self.models.verifier), stop) if stop else None,
+            self.transport,
         )
 
     def load_verifier(self) -> VerifierWorker:

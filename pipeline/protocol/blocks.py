@@ -52,6 +52,18 @@ class Thought(IntEnum):
 
 
 @dataclass(frozen=True)
+class DrafterFacts:
+    """What rules read of the drafter's confidences, where its logits were not shipped whole. (A, D) each."""
+
+    peaks: Tensor
+    """The largest confidence."""
+    entropies: Tensor
+    """In nats."""
+    of_draft: Tensor
+    """The confidence in the drafted token."""
+
+
+@dataclass(frozen=True)
 class Block:
     """A draft block as the verifier sees it. A lanes, D columns, V vocabulary.
 
@@ -79,6 +91,8 @@ class Block:
     """int64 (A,), `example_key` of each lane."""
     repeats: Tensor
     """int64 (A,)."""
+    facts: DrafterFacts | None = None
+    """Given where `drafter_logits` hold the support of the sampling distribution alone."""
 
 
 @dataclass(frozen=True)

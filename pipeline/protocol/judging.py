@@ -31,7 +31,7 @@ class Group:
     def __init__(self, shared: Round, target: Target, rows: Tensor, chosen: list[Strategy]) -> None:
         self.shared, self.target, self.rows = shared, target, rows
         self.kind: Kind = KINDS[chosen[0].use]
-        dtype = shared.positions.drafter.confidences.dtype
+        dtype = shared.positions.drafter.peaks.dtype
         thresholds = [vars(strategy)[self.kind.threshold] for strategy in chosen]
         betas = [strategy.beta for strategy in chosen]
         self.given = Parameters(_column(thresholds, dtype, rows), _column(betas, dtype, rows))

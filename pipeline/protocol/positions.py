@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pipeline.protocol.blocks import DrafterFacts
 from pipeline.protocol.distributions import (
     confidence,
     sampling_distribution,
@@ -19,9 +20,18 @@ class Distributions:
     """Both views of one model's logits: what is drawn from, and what rules look at. (N, V) each."""
 
     def __init__(self, logits: Tensor, sampling: Sampling) -> None:
-        self.confidences = confidence(logits)
-        plain = sampling == Sampling(temperature=1.0)
-        self.probs = self.confidences if plain else sampling_distribution(logits, sampling)
+        self._logits, self._sampling = logits, sampling
+
+    @cached_property
+    def confidences(self) -> Tensor:
+        """Untempered probabilities."""
+        return confidence(self._logits)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """The sampling distribution."""
+        plain = self._sampling == Sampling(temperature=1.0)
+        return self.confidences if plain else sampling_distribution(self._logits, self._sampling)
 
     @cached_property
     def peaks(self) -> Tensor:
@@ -30,14 +40,42 @@ class Distributions:
 
     @cached_property
     def modes(self) -> Tensor:
-        """The most confident token of each position, int64 (N, 1)."""
-        return self.confidences.argmax(dim=-1, keepdim=True)
+        """The most likely token of each position, int64 (N, 1)."""
+        return self._logits.argmax(dim=-1, keepdim=True)
 
     @cached_property
     def entropies(self) -> Tensor:
         """Entropy of the confidences in nats, (N, 1)."""
         terms: Tensor = torch.special.entr(self.confidences)
         return terms.sum(dim=-1, keepdim=True)
+
+    def confidences_in(self, tokens: Tensor) -> Tensor:
+        """The confidence in one token of each position. (N,) to (N, 1)."""
+        return self.confidences.gather(1, tokens[:, None])
+
+
+class ShippedDistributions(Distributions):
+    """A drafter's, known by the support that it samples from and by facts about its confidences."""
+
+    def __init__(self, logits: Tensor, sampling: Sampling, facts: DrafterFacts) -> None:
+        super().__init__(logits, sampling)
+        self.peaks = facts.peaks.flatten()[:, None]
+        self.entropies = facts.entropies.flatten()[:, None]
+        self._of_draft = facts.of_draft.flatten()[:, None]
+
+    @cached_property
+    def confidences(self) -> Tensor:
+        """Not known: raises `RuntimeError`. The transport was chosen so that no rule asks."""
+        raise RuntimeError("the drafter's confidences were not shipped; use transport: float32")
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """The sampling distribution."""
+        return sampling_distribution(self._logits, self._sampling)
+
+    def confidences_in(self, tokens: Tensor) -> Tensor:
+        """The confidence in the drafted tokens, which alone are known."""
+        return self._of_draft
 
 
 class Positions:
@@ -142,7 +180,7 @@ class Positions:
 
     @cached_property
     def _all_drafter_confidence_of_draft(self) -> Tensor:
-        return self.drafter.confidences.gather(1, self.drafted[:, None])
+        return self.drafter.confidences_in(self.drafted)
 
     @cached_property
     def _all_draft_probs(self) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.protocol.blocks import Block
 from pipeline.protocol.distributions import draw, is_broken, sampling_distribution
-from pipeline.protocol.positions import Distributions, Positions
+from pipeline.protocol.positions import Distributions, Positions, ShippedDistributions
 from pipeline.randomness import Role, uniforms
 from pipeline.records import Setting
 
@@ -21,7 +21,7 @@ class Round:
         self.block, self.setting, self.verifier_logits = block, setting, verifier_logits
         self.lanes, self.columns = block.tokens.shape
         self.positions = Positions(
-            Distributions(block.drafter_logits.flatten(0, 1), setting.drafting),
+            _drafter(block, setting),
             Distributions(verifier_logits[:, : self.columns].flatten(0, 1), setting.sampling),
             block.tokens.flatten(),
         )
@@ -69,3 +69,10 @@ class Round:
         block = self.block
         positions = block.starts[:, None] + torch.arange(self.columns, device=block.starts.device)
         return uniforms(self.setting.seed, block.keys, block.repeats, positions, role)
+
+
+def _drafter(block: Block, setting: Setting) -> Distributions:
+    logits = block.drafter_logits.flatten(0, 1)
+    if block.facts is None:
+        return Distributions(logits, setting.drafting)
+    return ShippedDistributions(logits, setting.drafting, block.facts)

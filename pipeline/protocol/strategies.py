@@ -108,6 +108,8 @@ class Kind:
     optional: tuple[str, ...] = ()
     threshold: str = "alpha"
     dynamic: bool = False
+    reads_drafter_confidence: bool = False
+    """Whether the rule reads the drafter's confidence in every token, not its maximum or entropy."""
 
     @property
     def uses_drafter(self) -> bool:
@@ -128,8 +130,14 @@ def _cascade(execution: Execution, rule: rules.KeepRule, alpha: Range) -> Kind:
     return Kind(execution, Kept(rule), {"alpha": alpha}, _about(rule))
 
 
-def _token_cascade(rule: rules.KeepRule, alpha: Range) -> Kind:
-    return Kind(Execution.SPECULATIVE, KeptTokens(rule), {"alpha": alpha}, _about(rule))
+def _token_cascade(rule: rules.KeepRule, alpha: Range, reads_drafter: bool = False) -> Kind:
+    return Kind(
+        Execution.SPECULATIVE,
+        KeptTokens(rule),
+        {"alpha": alpha},
+        _about(rule),
+        reads_drafter_confidence=reads_drafter,
+    )
 
 
 def _about(documented: object) -> str:
@@ -180,7 +188,7 @@ fallback = 0 and a large rollback the drafter, but for one token behind each blo
     "spec_cascade.chow_log": _cascade(Execution.SPECULATIVE, rules.entropy, _POSITIVE),
     "spec_cascade.diff_log": _cascade(Execution.SPECULATIVE, rules.diff_log, _ANY),
     "spec_cascade.opt_log": _cascade(Execution.SPECULATIVE, rules.opt_log, _ANY),
-    "spec_cascade.token_v1": _token_cascade(rules.token_v1, _SIGNED_UNIT),
+    "spec_cascade.token_v1": _token_cascade(rules.token_v1, _SIGNED_UNIT, reads_drafter=True),
     "spec_cascade.token_v2": _token_cascade(rules.token_v2, _SIGNED_UNIT),
     "spec_cascade.token_v3": _token_cascade(rules.token_v3, _ANY),
     "custom": Kind(

@@ -33,7 +33,7 @@ _PACKAGES = (
     "torch",
     "transformers",
 )
-_UNDECIDING = {"output", "fleet", "cluster", "transport", "step_seconds"}
+_UNDECIDING = {"output", "fleet", "cluster", "step_seconds"}
 _WHOLE_HASH_BYTES = 64 * 2**20
 _SAMPLE_BYTES = 2**20
 

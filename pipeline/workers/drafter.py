@@ -18,6 +18,7 @@ from pipeline.models.timing import seconds_per_pass
 from pipeline.records import Setting, Shard, Strategy
 from pipeline.workers.drafting import Drafting
 from pipeline.workers.lanes import EndsText, Finished, Lane, Rulebook, Tally
+from pipeline.workers.transport import Transport, pack
 from pipeline.workers.wire import LaneOpening, VerifyReply, VerifyRequest
 
 
@@ -59,8 +60,10 @@ class DrafterWorker:
         banks: int,
         slots: int,
         ends_text: EndsText | None = None,
+        transport: Transport = "float32",
     ) -> None:
         self.name = name
+        self._transport = transport
         self.model = model
         self.rulebooks = [Rulebook(tuple(strategies), setting, ends_text) for setting in settings]
         self.slots = slots
@@ -117,7 +120,7 @@ class DrafterWorker:
         openings, bank.opened = _openings(bank, bank.opened), []
         # Free slots below the last one in use idle along; the lowest are filled first.
         lanes = bank.lanes[: bank.held[-1] + 1]
-        drafting = Drafting(bank.cache, lanes, self.rulebooks[bank.setting])
+        drafting = Drafting(bank.cache, lanes, self.rulebooks[bank.setting], self._transport)
         drafting.open(openings)
         logits, tokens = drafting.run()
         ending = drafting.ending(logits, tokens)
@@ -131,7 +134,7 @@ class DrafterWorker:
             openings=openings,
             last_tokens=drafting.last_tokens[:, 1].numpy(),
             tokens=tokens.cpu().numpy(),
-            drafter_logits=logits.cpu().numpy(),
+            draft=pack(self._transport, logits, tokens, self.rulebooks[bank.setting].setting),
             num_drafted=ending.num_drafted.cpu().numpy(),
             ended=ending.ended.cpu().numpy(),
             exhausted=ending.exhausted.cpu().numpy(),

@@ -12,6 +12,7 @@ from pipeline.models.interface import ModelBank, SlotContent
 from pipeline.protocol.distributions import draw, is_broken, sampling_distribution
 from pipeline.randomness import Role, uniforms
 from pipeline.workers.lanes import Lane, Rulebook
+from pipeline.workers.transport import Transport, rounded
 from pipeline.workers.wire import LaneOpening
 
 
@@ -32,8 +33,15 @@ class Drafting:
         lanes: who sits in the first A slots.
     """
 
-    def __init__(self, cache: ModelBank, lanes: Sequence[Lane | None], rulebook: Rulebook) -> None:
+    def __init__(
+        self,
+        cache: ModelBank,
+        lanes: Sequence[Lane | None],
+        rulebook: Rulebook,
+        transport: Transport,
+    ) -> None:
         self._cache, self._lanes, self._rulebook = cache, lanes, rulebook
+        self._transport = transport
         self._setting = rulebook.setting
         outputs = [lane.output_ids if lane else () for lane in lanes]
         limit = self._setting.max_new_tokens
@@ -60,7 +68,8 @@ class Drafting:
         offsets = starts[:, None] + torch.tensor([-2, -1], device=device)
         logits, tokens = [], []
         for column in range(self._columns):
-            logits.append(self._cache.feed(fed, offsets, keep=1)[:, 0])
+            raw = self._cache.feed(fed, offsets, keep=1)[:, 0]
+            logits.append(rounded(self._transport, raw))
             probs = sampling_distribution(logits[-1], self._setting.drafting)
             tokens.append(draw(probs, draws[:, column]))
             fed, offsets = tokens[-1][:, None], (starts + column)[:, None]

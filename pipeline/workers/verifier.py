@@ -12,7 +12,8 @@ from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
 from pipeline.models.timing import seconds_per_pass
 from pipeline.protocol.verification import verify
 from pipeline.records import Setting, Strategy
-from pipeline.workers.wire import VerifyReply, VerifyRequest, as_tensor
+from pipeline.workers.transport import as_tensor
+from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 
 class StaleBankError(RuntimeError):
@@ -71,7 +72,7 @@ class VerifierWorker:
     def _judge(self, cache: ModelBank, request: VerifyRequest) -> VerifyReply:
         cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in request.openings])
         setting = self.settings[request.setting]
-        block = request.block(self.model.device)
+        block = request.block(self.model.device, self.model.vocabulary)
         pairs = request.pairs(self.model.device)
         last = as_tensor(request.last_tokens, self.model.device)
         # Scored are the drafted positions, and one more for the bonus of Algorithm 4.

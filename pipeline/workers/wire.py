@@ -1,8 +1,4 @@
-"""What crosses between a drafter and a verifier: numpy arrays and integers, never torch tensors.
-
-Logits are packed here and nowhere else, so that what is sent is a choice of one place. The verifier
-judges with exactly the logits that the drafter drew from.
-"""
+"""What crosses between a drafter and a verifier: numpy arrays and integers, never torch tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.protocol.blocks import Block, Pairs, Verdicts
+from pipeline.workers.transport import Packed, as_tensor, unpack
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -47,7 +44,7 @@ class VerifyRequest:
     openings: tuple[LaneOpening, ...]
     last_tokens: Ints
     tokens: Ints
-    drafter_logits: Floats
+    draft: Packed
     num_drafted: Ints
     ended: Bools
     exhausted: Bools
@@ -66,13 +63,17 @@ class VerifyRequest:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+        arrays = (value for value in vars(self).values() if isinstance(value, np.ndarray | Packed))
+        return sum(array.nbytes for array in arrays)
 
-    def block(self, device: torch.device) -> Block:
+    def block(self, device: torch.device, vocabulary: int) -> Block:
         """The draft block on the verifier's device."""
+        tokens = as_tensor(self.tokens, device)
+        logits, facts = unpack(self.draft, tokens, vocabulary)
         return Block(
-            tokens=as_tensor(self.tokens, device),
-            drafter_logits=as_tensor(self.drafter_logits, device),
+            tokens=tokens,
+            drafter_logits=logits,
+            facts=facts,
             num_drafted=as_tensor(self.num_drafted, device),
             ended=as_tensor(self.ended, device),
             exhausted=as_tensor(self.exhausted, device),
@@ -106,11 +107,3 @@ class VerifyReply:
         """Pack verdicts for the way back."""
         arrays = {name: tensor.cpu().numpy() for name, tensor in vars(verdicts).items()}
         return cls(round=round_number, **arrays)
-
-
-def as_tensor(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A tensor that shares the array where it can. Arrays that came over Ray are read-only.
-
-    Torch would warn about those and cannot mark a tensor read-only, so they are copied.
-    """
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

@@ -227,7 +227,7 @@ def test_the_drafters_logits_equal_the_uncached_model_after_none_some_and_all_ac
             drafts = request.tokens[slot].tolist()
             whole = uncached(model, prompts[slot], [*lane.output_ids, *drafts])
             expected = whole[len(lane.output_ids) : -1]
-            assert_close(torch.from_numpy(request.drafter_logits[slot]), expected, (turn, slot))
+            assert_close(torch.from_numpy(request.draft.logits[slot]), expected, (turn, slot))
         drafting.apply(bank, forced_reply(request, turn))
 
 

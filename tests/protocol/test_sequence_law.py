@@ -21,7 +21,7 @@ from pipeline.records import Sampling, Setting, Strategy
 from tests import reference
 from tests.loop import decode
 
-VOCABULARY, LENGTH, EOS = 3, 3, 0
+VOCABULARY, BLOCK_SIZE, LENGTH, EOS = 3, 2, 3, 0
 EXAMPLES, REPEATS = 50, 400
 FALSE_ALARMS = 1e-6
 
@@ -62,10 +62,10 @@ def law(strategy: Strategy, sampling: Sampling) -> dict[Text, float]:
     return probabilities
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=lambda size: f"block {size}")
-def texts(request: pytest.FixtureRequest) -> dict[str, Counter[Text]]:
+@pytest.fixture(scope="module")
+def texts() -> dict[str, Counter[Text]]:
     setting = Setting(
-        request.param,
+        BLOCK_SIZE,
         LENGTH,
         Sampling(0.8),
         bonus="target",

@@ -92,6 +92,7 @@ CHANGES = {
     "decoding.bonus": "target",
     "metrics.0": ["chrf"],
     "strategies.1.alpha.1": ["drafter", {"use": "spec_cascade.opt", "alpha": [0.1, 0.3]}],
+    "transport": "float32",
 }
 
 
