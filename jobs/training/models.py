@@ -73,13 +73,6 @@ def target_logits(model: T5ForConditionalGeneration, batch: Batch) -> Tensor:
     return logits
 
 
-def set_dropout(model: nn.Module, share: float) -> None:
-    """Sets the dropout between layers; attention weights and feed-forward insides keep none."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Dropout) and "DenseReluDense" not in name:
-            module.p = share
-
-
 def target_tokens(batch: Batch) -> Tensor:
     """The real target tokens, in the order of the rows of `target_logits`."""
     return batch.target[batch.target != 0]
@@ -91,6 +84,12 @@ def distillation_loss(logits: Tensor, teacher: Tensor, tokens: Tensor, mix: floa
     from_teacher = -(functional.softmax(teacher.float(), dim=-1) * scores).sum(-1)
     from_text = functional.nll_loss(scores, tokens, reduction="none")
     return (mix * from_teacher + (1 - mix) * from_text).sum()
+
+
+def overlap_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Sum of one minus the mass that both distributions share: the expected share of rejections."""
+    drafted = functional.softmax(logits.float(), dim=-1)
+    return (1 - torch.minimum(drafted, functional.softmax(teacher.float(), dim=-1)).sum(-1)).sum()
 
 
 def save_folder(

@@ -4,7 +4,9 @@ T5 draws query weights with a deviation of (width * head size)^-0.5, so a flat A
 for them and a wide model stays a language model that ignores its source. They get smaller steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -65,10 +67,12 @@ def optimizers_for(model: T5ForConditionalGeneration, rates: Rates) -> list[Opti
     return built
 
 
-def share_of_peak(step: int, steps: int, warmup: int, hold: float) -> float:
-    """Linear from 0 to 1 over the warm-up, level up to a share `hold` of the run, linear to 0."""
-    fall = steps - max(warmup, hold * steps)
-    return min(1.0, (step + 1) / warmup, (steps - step) / max(fall, 1))
+def share_of_peak(done: float, knots: Sequence[tuple[float, float]]) -> float:
+    """The share of the peak rates after a part `done` of the run: straight lines between knots."""
+    for (start, low), (end, high) in pairwise(knots):
+        if done <= end:
+            return low + (high - low) * (done - start) / (end - start)
+    raise ValueError("the knots of a schedule must end at 1")
 
 
 def set_rates(optimizers: list[Optimizer], share: float) -> None:

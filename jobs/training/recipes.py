@@ -19,12 +19,11 @@ TRANSLATION = Plan(
     verifier=Architecture(256, 4, 1024, 3, 2),
     drafter_rates=Rates(adam=2e-3, muon=4e-3, decay=0.1),
     verifier_rates=Rates(adam=1e-3, muon=3e-3, decay=0.1),
-    steps=3000,
-    warmup=200,
+    steps=1940,
+    knots=((0, 0), (0.1, 1), (0.8, 1), (0.81, 0.15), (0.9, 0.15), (1, 0)),
+    polish_steps=200,
     tokens_per_step=8000,
     teacher_mix=0.8,
-    hold=0.4,
-    dropout=0.1,
     validate_every=200,
 )
 PRONUNCIATION = Plan(
@@ -33,7 +32,7 @@ PRONUNCIATION = Plan(
     drafter_rates=Rates(adam=2e-3, muon=4e-3),
     verifier_rates=Rates(adam=1e-3, muon=2e-3),
     steps=1800,
-    warmup=150,
+    knots=((0, 0), (1 / 12, 1), (1, 0)),
     tokens_per_step=3000,
     teacher_mix=0.5,
     validate_every=300,
@@ -54,7 +53,7 @@ class Data:
 def translation_data(cache: Path) -> Data:
     """Both translation corpora under one sub-word tokenizer built from their training texts."""
     corpora = translation_corpora(cache)
-    texts = (text for c in corpora for e in c.train for text in (e.source, *e.targets))
+    texts = [text for c in corpora for e in c.train for text in (e.source, *e.targets)]
     return Data(corpora, subword_tokenizer(texts, VOCABULARY), LONGEST["translation"])
 
 
@@ -88,16 +87,11 @@ def task_for(data: Data, plan: Plan, folder: Path, log: Path, processes: int) ->
 
 
 def scaled(plan: Plan, steps: int | None) -> Plan:
-    """The plan with another number of steps, its warm-up and validation kept in proportion."""
+    """The plan with another number of steps, validations kept in proportion."""
     if steps is None or steps == plan.steps:
         return plan
-    share = steps / plan.steps
-    return replace(
-        plan,
-        steps=steps,
-        warmup=max(1, round(plan.warmup * share)),
-        validate_every=max(1, round(plan.validate_every * share)),
-    )
+    every = max(1, plan.validate_every * steps // plan.steps)
+    return replace(plan, steps=steps, validate_every=every)
 
 
 def translation_row(example: Example) -> dict[str, object]:

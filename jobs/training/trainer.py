@@ -23,8 +23,8 @@ from jobs.training.models import (
     Batch,
     distillation_loss,
     new_model,
+    overlap_loss,
     save_folder,
-    set_dropout,
     target_logits,
     target_tokens,
 )
@@ -38,29 +38,36 @@ from jobs.training.optimizers import (
 )
 from jobs.training.screen import Measured, Screen
 
+POLISH_RATE = 0.25
+POLISH_LIKELIHOOD = 0.1
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train and for how long."""
+    """What to train and for how long; `knots` are (part of the run, share of the peak rates)."""
 
     drafter: Architecture
     verifier: Architecture
     drafter_rates: Rates
     verifier_rates: Rates
     steps: int
-    warmup: int
+    knots: tuple[tuple[float, float], ...]
     tokens_per_step: int
     teacher_mix: float
     validate_every: int
-    hold: float = 0.0
-    dropout: float = 0.0
-    dropout_span: tuple[float, float] = (0.4, 0.9)
+    polish_steps: int = 0
     seed: int = 1
 
-    def dropout_at(self, step: int) -> float:
-        """The verifier's dropout: only in the middle of the run, where it pays."""
-        first, last = (round(share * self.steps) for share in self.dropout_span)
-        return self.dropout if first <= step < last else 0.0
+    @property
+    def all_steps(self) -> int:
+        """Steps of both models and of the drafter alone."""
+        return self.steps + self.polish_steps
+
+    def rate_at(self, step: int) -> float:
+        """The share of the peak rates: along the knots, then falling to 0 while polishing."""
+        if step < self.steps:
+            return share_of_peak((step + 0.5) / self.steps, self.knots)
+        return POLISH_RATE * (self.all_steps - step) / self.polish_steps
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,21 @@ def learn(
     return loss.item()
 
 
+def polish(
+    task: Task, verifier: Learner, drafter: Learner, pairs: list[TokenPair], total: int
+) -> float:
+    """Adds the drafter's gradients for being accepted by the finished verifier."""
+    batch = make_batch(pairs)
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            teacher = target_logits(verifier.model, batch)
+        guess = target_logits(drafter.model, batch)
+        rejected = overlap_loss(guess, teacher)
+        drafted = distillation_loss(guess, teacher, target_tokens(batch), task.plan.teacher_mix)
+    torch.autograd.backward((rejected + POLISH_LIKELIHOOD * drafted) / total)
+    return rejected.item()
+
+
 def agreement(verifier: torch.Tensor, drafter: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Sums of verifier NLL, drafter NLL, one minus total variation, and tokens."""
     scores = [functional.log_softmax(logits.float(), -1) for logits in (verifier, drafter)]
@@ -127,7 +149,6 @@ def agreement(verifier: torch.Tensor, drafter: torch.Tensor, tokens: torch.Tenso
 def validate(task: Task, verifier: Learner, drafter: Learner, rank: int) -> list[float]:
     """Verifier NLL, drafter NLL and teacher-forced acceptance on the validation pairs."""
     total = torch.zeros(4)
-    set_dropout(verifier.model, 0.0)
     pairs = sorted(task.validation, key=lambda pair: len(pair[1]))[rank :: task.processes]
     with torch.autocast("cpu", torch.bfloat16):
         for start in range(0, len(pairs), 64):
@@ -146,18 +167,22 @@ def save_pair(task: Task, verifier: Learner, drafter: Learner) -> None:
 
 
 def steps_of(task: Task, rank: int, verifier: Learner, drafter: Learner) -> Iterator[float]:
-    """Takes every step of the plan; yields the training loss of this process per token."""
+    """Takes every step of the plan; yields this process's loss per token.
+
+    The loss is the verifier's, or in the polishing steps the share of drafts that it rejects.
+    """
     plan = task.plan
     source = endless_batches(task.train, plan.tokens_per_step, plan.seed)
-    for step in range(plan.steps):
-        set_dropout(verifier.model, plan.dropout_at(step))
+    for step in range(plan.all_steps):
         rows = next(source)
         total = sum(len(task.train[row][1]) for row in rows)
         mine = own_rows(rows, rank, task.processes)
         own = sum(len(task.train[row][1]) for row in mine)
-        loss = learn(task, verifier, drafter, [task.train[row] for row in mine], total)
-        share = share_of_peak(step, plan.steps, plan.warmup, plan.hold)
-        verifier.step(share)
+        act = learn if step < plan.steps else polish
+        loss = act(task, verifier, drafter, [task.train[row] for row in mine], total)
+        share = plan.rate_at(step)
+        if step < plan.steps:
+            verifier.step(share)
         drafter.step(share)
         yield loss / own
 
@@ -173,11 +198,11 @@ def run(rank: int, task: Task) -> None:
     verifier = Learner(new_model(plan.verifier, vocabulary, plan.seed), plan.verifier_rates)
     drafter = Learner(new_model(plan.drafter, vocabulary, plan.seed + 1), plan.drafter_rates)
     start, recent = time.monotonic(), 0.0
-    with Screen(task.log, plan.steps, silent=rank > 0) as screen:
+    with Screen(task.log, plan.all_steps, silent=rank > 0) as screen:
         for step, loss in enumerate(steps_of(task, rank, verifier, drafter), start=1):
             recent = loss if step == 1 else 0.98 * recent + 0.02 * loss
             screen.stepped(recent)
-            if step % plan.validate_every == 0 or step == plan.steps:
+            if step % plan.validate_every == 0 or step == plan.all_steps:
                 measured = validate(task, verifier, drafter, rank)
                 screen.validated(Measured(step, time.monotonic() - start, recent, *measured))
                 if rank == 0:

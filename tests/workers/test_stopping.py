@@ -338,8 +338,8 @@ def test_ids_beyond_the_shared_vocabulary_are_cut_before_any_probability(
     for ours, model in zip(wrapped, hf.values(), strict=True):
         ours.model.resize_token_embeddings(model.config.vocab_size, mean_resizing=False)
         ours.model.load_state_dict(model.state_dict())
-    setting = Setting(3, 10, FULL, seed=1)
-    prompts = [[5, 6], [7], [9, 30, 2, 8]]
+    setting = Setting(3, 7, FULL, seed=1)
+    prompts = [[5, 6], [9, 30, 2, 8]]
     wrap = reference.seq2seq_model if name in SEQ2SEQ else reference.causal_model
     models = reference.Models(*(wrap(model, shared) for model in hf.values()))
     uncut = wrap(hf[widened], VOCABULARY + 7)((5, 6), ())
