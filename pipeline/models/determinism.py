@@ -4,6 +4,9 @@ A matrix product may choose another kernel, and so other last bits, for another 
 a lane's text depends on its neighbours. On CPUs with Intel's MKL (also AMD's) the strict mode of its
 conditional numerical reproducibility makes each row the same whatever stands beside it, at no
 measurable cost. It must be asked for before the first product of the process.
+
+Elementwise kernels have a rest too: where a layer's width is no multiple of 32, the last values of a
+tensor may differ in the last bit with its size. Models in use have wider steps.
 """
 
 from __future__ import annotations

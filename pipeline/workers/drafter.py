@@ -6,6 +6,7 @@ apply the verdicts. Between rounds the lanes' tokens are all there is; caches ca
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -67,8 +68,10 @@ class DrafterWorker:
         self.model = model
         self.rulebooks = [Rulebook(tuple(strategies), setting, ends_text) for setting in settings]
         self.slots = slots
+        # A verifier must not take a restarted drafter for the dead one of the same name.
+        incarnation = uuid.uuid4().hex[:8]
         self.banks = [
-            Bank(f"{name}/bank-{index}", model.bank(slots), [None] * slots)
+            Bank(f"{name}/{incarnation}/{index}", model.bank(slots), [None] * slots)
             for index in range(banks)
         ]
         # Lanes that wait for a slot, for each setting: those that split off, and new examples.

@@ -104,6 +104,8 @@ class DrafterEngine:
         self._tickets: dict[int, _Ticket] = {}
         self._changed = asyncio.Condition()
         self._drivers: list[asyncio.Task[None]] = []
+        self._error: Exception | None = None
+        """What ended the pipeline; nothing is decoded any more."""
 
     async def decode(self, shard: Shard) -> ShardResult:
         """All outcomes of a shard. Several shards may be under way, so that slots stay full.
@@ -111,6 +113,8 @@ class DrafterEngine:
         Raises:
             Whatever ended the pipeline: an error of a model or of the link to a verifier.
         """
+        if self._error is not None:
+            raise self._error
         self._start()
         ticket = _Ticket(self._worker.add(shard), asyncio.get_running_loop().create_future())
         self._tickets[shard.index] = ticket
@@ -189,6 +193,7 @@ class DrafterEngine:
                 ticket.done.set_result(None)
 
     def _fail(self, error: Exception) -> None:
+        self._error = error
         for ticket in self._tickets.values():
             if not ticket.done.done():
                 ticket.done.set_exception(error)

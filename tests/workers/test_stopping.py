@@ -152,7 +152,7 @@ def accepted_by_round(
     name: str, prompts: Sequence[Sequence[int]], ids: Sequence[str], slots: int
 ) -> tuple[dict[str, list[int]], dict[str, tuple[int, ...]], int]:
     """For each example: tokens accepted in each round, and its text; and the verifier's rounds."""
-    setting = Setting(4, 24, Sampling(0.7), seed=5, eos_token_ids=(VOCABULARY,))
+    setting = Setting(4, 16, Sampling(0.7), seed=5, eos_token_ids=(VOCABULARY,))
     spec_decode = [Strategy("spec_decode")]
     models = slot_model(name, 2), slot_model(name, 1)
     drafting, verifying = workers(*models, prompts, spec_decode, setting, slots, ids=ids)
@@ -219,7 +219,7 @@ class Breaking(LanguageModel):
 
 
 PROMPTS = [[2], [MARKED], [4], [0]]
-bad_values = pytest.mark.parametrize("bad", [torch.nan, -torch.inf, torch.inf], ids=str)
+bad_values = pytest.mark.parametrize("bad", [torch.nan, -torch.inf], ids=str)
 
 
 def decode_pair(
