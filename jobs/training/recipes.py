@@ -21,7 +21,7 @@ TRANSLATION = Plan(
     verifier_rates=Rates(adam=1e-3, muon=3e-3, decay=0.1),
     steps=1940,
     knots=((0, 0), (0.1, 1), (0.8, 1), (0.81, 0.15), (0.9, 0.15), (1, 0)),
-    polish_steps=150,
+    polish_steps=600,
     tokens_per_step=8000,
     teacher_mix=0.8,
     validate_every=200,
