@@ -17,7 +17,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from pipeline.config import ClusterConfig, DrafterRole, VerifierRole
+from pipeline.config import ClusterConfig, DrafterRole, JobError, VerifierRole
 
 PLACEMENT_SECONDS = 30
 """How long busy resources may take to become free."""
@@ -25,7 +25,7 @@ PLACEMENT_SECONDS = 30
 Resources = dict[str, float]
 
 
-class PlacementError(RuntimeError):
+class PlacementError(JobError):
     """The actors do not fit the cluster: says what is needed and what there is."""
 
 
