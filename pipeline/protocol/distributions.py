@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from pipeline.records import Sampling
 
@@ -33,8 +32,10 @@ def sampling_distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     logits = _full_precision(logits)
     if sampling.temperature == 0:
-        greedy = one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
-        return greedy + 0 * logits.amax(dim=-1, keepdim=True)  # 0 * NaN and 0 * inf are NaN
+        highest = logits.amax(dim=-1, keepdim=True)
+        first = logits.argmax(dim=-1, keepdim=True)
+        greedy = torch.zeros_like(logits).scatter_(-1, first, 1.0)
+        return greedy.add_(0 * highest)  # 0 * NaN and 0 * inf are NaN
     logits = logits / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         kth = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
