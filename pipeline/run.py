@@ -24,10 +24,9 @@ from pipeline.fleet.scheduler import Lease, lease_shards
 from pipeline.models.determinism import is_batch_invariant, prepare_numerics
 from pipeline.models.pairing import Pairing, check_pair
 from pipeline.models.stopping import text_before
-from pipeline.protocol.sequence import cascade, decoded
+from pipeline.protocol.sequence import decoded, with_cascades
 from pipeline.protocol.strategies import (
     KINDS,
-    Execution,
     StrategyError,
     import_from,
     sweep,
@@ -226,7 +225,7 @@ async def _step_times(prepared: Prepared, fleet: Fleet) -> StepTimes:
 
 def _write(prepared: Prepared, lease: Lease, times: StepTimes) -> None:
     """Score a finished shard and write its file."""
-    outcomes = _with_sequence_cascades(prepared.strategies, lease.result.outcomes)
+    outcomes = with_cascades(prepared.strategies, lease.result.outcomes)
     references = {example.example_id: example.references for example in lease.shard.examples}
     predictions = [_text(prepared, outcome) for outcome in outcomes]
     of_outcome = [references[outcome.example_id] for outcome in outcomes]
@@ -269,21 +268,6 @@ def _text(prepared: Prepared, outcome: Outcome) -> str | None:
         return None
     text = prepared.pairing.tokenizer.decode(outcome.output_ids, skip_special_tokens=True)
     return text_before(str(text), prepared.job.decoding.stop)
-
-
-def _with_sequence_cascades(
-    strategies: Sequence[Strategy], outcomes: Sequence[Outcome]
-) -> tuple[Outcome, ...]:
-    """The outcomes of all strategies asked for: those decoded, and those that follow from them."""
-    by_key = {(o.example_id, o.setting, o.repeat, o.strategy.use): o for o in outcomes}
-    kept = [outcome for outcome in outcomes if outcome.strategy in strategies]
-    for strategy in strategies:
-        if KINDS[strategy.use].execution is Execution.SEQUENCE:
-            for (example, setting, repeat, use), drafter in by_key.items():
-                if use == "drafter":
-                    verifier = by_key[example, setting, repeat, "verifier"]
-                    kept.append(cascade(strategy, drafter, verifier))
-    return tuple(kept)
 
 
 def _transport(

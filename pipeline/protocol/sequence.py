@@ -42,3 +42,18 @@ def cascade(strategy: Strategy, drafter: Outcome, verifier: Outcome) -> Outcome:
     counts = replace(verifier.counts, drafter_calls=calls)
     seconds = drafter.wall_seconds + verifier.wall_seconds
     return replace(verifier, strategy=strategy, counts=counts, wall_seconds=seconds)
+
+
+def with_cascades(
+    strategies: Sequence[Strategy], outcomes: Sequence[Outcome]
+) -> tuple[Outcome, ...]:
+    """The outcomes of all strategies asked for: those decoded, and those that follow from them."""
+    by_key = {(o.example_id, o.setting, o.repeat, o.strategy.use): o for o in outcomes}
+    kept = [outcome for outcome in outcomes if outcome.strategy in strategies]
+    for strategy in strategies:
+        if KINDS[strategy.use].execution is Execution.SEQUENCE:
+            for (example, setting, repeat, use), drafter in by_key.items():
+                if use == "drafter":
+                    verifier = by_key[example, setting, repeat, "verifier"]
+                    kept.append(cascade(strategy, drafter, verifier))
+    return tuple(kept)
