@@ -41,7 +41,18 @@ def _program() -> None:
 
 
 @app.command()
-def run(job_file: JobFile, overrides: Overrides = None) -> None:
+def run(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what each worker did when, as a Chrome trace: open it in "
+            "https://ui.perfetto.dev or chrome://tracing.",
+        ),
+    ] = None,
+) -> None:
     """Run a job and report on it.
 
     The job names a dataset, a pair of models and the strategies to compare. Rows land as Parquet in
@@ -50,7 +61,7 @@ def run(job_file: JobFile, overrides: Overrides = None) -> None:
 
     Example: `speccascade run jobs/demo.yaml --set dataset.limit=100 --set output=runs/small`
     """
-    from jobs.progress import RunProgress
+    from jobs.progress import RunProgress, print_workers
     from pipeline.config import load_job
     from pipeline.run import prepare
     from pipeline.run import run as run_prepared
@@ -61,7 +72,7 @@ def run(job_file: JobFile, overrides: Overrides = None) -> None:
     _describe(console, job.name, prepared.num_examples, len(prepared.strategies), job.fleet)
     try:
         with RunProgress(console) as progress:
-            finished = run_prepared(prepared, progress)
+            finished = run_prepared(prepared, progress, timeline)
     except KeyboardInterrupt:
         console.print("Stopped. Finished shards are kept; run the same command again to resume.")
         raise typer.Exit(130) from None
@@ -69,13 +80,10 @@ def run(job_file: JobFile, overrides: Overrides = None) -> None:
         f"{finished.shards_written} shards written in {finished.seconds:.1f} s"
         + (f", {finished.shards_found} found done" if finished.shards_found else "")
     )
-    for worker in finished.workers if finished.shards_written else ():
-        console.print(
-            f"{worker.name}: {worker.rounds} rounds of {worker.lane_rounds / worker.rounds:.0f} lanes, "
-            f"busy {worker.busy_seconds:.1f} s"
-            if worker.rounds
-            else f"{worker.name}: idle"
-        )
+    if finished.shards_written:
+        print_workers(console, finished)
+    if timeline is not None:
+        console.print(f"Timeline: {timeline}", soft_wrap=True)
     report(Path(job.output))
 
 

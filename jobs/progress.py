@@ -14,8 +14,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from pipeline.records import WorkerStats
+from pipeline.run import Finished
 
 _LINE_SECONDS = 10.0
 
@@ -75,3 +77,34 @@ class RunProgress:
         self._last_line = time.monotonic()
         if not self._console.is_terminal:
             self._console.print(text)
+
+
+def print_workers(console: Console, finished: Finished) -> None:
+    """What each worker did, and how well the two models kept each other busy."""
+    table = Table(
+        "worker", "rounds", "lanes", "texts", "busy", "waited", "blocks queued", "transfer", "sent"
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for worker in finished.workers:
+        rounds = max(worker.rounds, 1)
+        table.add_row(
+            worker.name,
+            f"{worker.rounds}",
+            f"{worker.lane_rounds / rounds:.1f}",
+            f"{worker.pair_rounds / rounds:.1f}",
+            f"{worker.busy_seconds:.1f} s",
+            f"{worker.wait_seconds:.1f} s",
+            f"{worker.queue_seconds:.1f} s",
+            f"{worker.transfer_seconds:.1f} s",
+            f"{worker.bytes_sent / rounds / 1000:.0f} KB",
+        )
+    console.print(table)
+    console.print(
+        "Lanes, texts and what was sent are means of a round: a lane is computed once for all texts "
+        "that so far agree."
+    )
+    console.print(
+        f"Efficiency: the busiest worker was busy {finished.efficiency:.0%} of the "
+        f"{finished.decoding_seconds:.1f} s of decoding"
+    )

@@ -64,6 +64,8 @@ class ModelConfig(_Config):
     revision: str | None = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = "auto"
+    compile: bool = False
+    """Compile the steps: quicker for small models and on GPUs, a minute at the start, other last bits."""
     trust_remote_code: bool = False
 
 

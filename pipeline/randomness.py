@@ -38,7 +38,9 @@ def example_key(example_id: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def uniforms(seed: int, keys: Tensor, repeats: Tensor, positions: Tensor, role: Role) -> Tensor:
+def uniforms(
+    seed: int, keys: Tensor, repeats: Tensor, positions: Tensor, role: Role | Tensor
+) -> Tensor:
     """Uniforms in [0, 1) with 53 random bits.
 
     Args:
@@ -46,14 +48,14 @@ def uniforms(seed: int, keys: Tensor, repeats: Tensor, positions: Tensor, role: 
         keys: int64 (lanes,), `example_key` of each lane's example.
         repeats: int64 (lanes,).
         positions: int64 (lanes, columns), index of the token in the output, from 0.
-        role: which stream.
+        role: which stream; a tensor that broadcasts against `positions` gives each its own.
 
     Returns:
         float64 (lanes, columns).
     """
     state = _mix(keys + _mix(torch.full_like(keys, _signed(seed))))
     state = _mix(state + repeats)[:, None]
-    state = _mix(_mix(state + positions) + int(role))
+    state = _mix(_mix(state + positions) + role)
     return _shift_right(state, 11).double() * 2.0**-53
 
 

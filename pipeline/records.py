@@ -204,15 +204,45 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """What a worker did so far, physically: shared rounds count once however many strategies ride."""
+    """What a worker did so far, physically: shared rounds count once however many strategies ride.
+
+    Positions are those of one lane in one pass of the model. Transfer is the part of a drafter's round
+    trips in which the verifier neither worked on the block nor had it queue.
+    """
 
     name: str
     node: str = ""
     rounds: int = 0
     lane_rounds: int = 0
+    pair_rounds: int = 0
+    """Rounds that the strategies would have needed alone; over `lane_rounds` it is the saving."""
     outcomes: int = 0
     busy_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """Between the first piece of work and the last, not busy."""
+    queue_seconds: float = 0.0
+    """Of a verifier: how long blocks waited for it, all together."""
+    transfer_seconds: float = 0.0
     bytes_sent: int = 0
+    positions_stepped: int = 0
+    """Drafted or scored, idle slots too."""
+    positions_prefilled: int = 0
+    """Computed when a slot was opened, encoded prompts too."""
+    positions_reused: int = 0
+    """Taken over from another slot instead."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing that a worker did, for a timeline."""
+
+    worker: str
+    act: str
+    """`draft`, `verify`, or `in flight` for a block on its way to verdicts."""
+    bank: str
+    start: float
+    """Seconds since 1970."""
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from pipeline.quality.metrics import Metric, load_metrics, score
 from pipeline.records import Outcome, Setting, StepTimes, Strategy, WorkerStats
 from pipeline.results.manifest import check_same_run, make_manifest, write_manifest
 from pipeline.results.rows import FinishedShard, InvariantError, RowLayout, shard_table
+from pipeline.results.timeline import write_timeline
 from pipeline.results.writer import count_rows, finished_shards, write_shard
 from pipeline.workers.transport import Transport, exact_transport, needs_all_confidences
 
@@ -75,6 +76,14 @@ class Finished:
     shards_written: int
     seconds: float
     workers: tuple[WorkerStats, ...]
+    decoding_seconds: float = 0.0
+    """From all models loaded to the last shard written."""
+
+    @property
+    def efficiency(self) -> float:
+        """Busy share of the busiest worker while decoding."""
+        busiest = max(worker.busy_seconds for worker in self.workers)
+        return busiest / self.decoding_seconds if self.decoding_seconds else 0.0
 
 
 class Watcher(Protocol):
@@ -143,8 +152,11 @@ def expand_strategies(job: Job) -> tuple[Strategy, ...]:
     return tuple(strategies)
 
 
-def run(prepared: Prepared, watcher: Watcher) -> Finished:
+def run(prepared: Prepared, watcher: Watcher, timeline: Path | None = None) -> Finished:
     """Decode what is not yet written.
+
+    Args:
+        timeline: where to write what each worker did when, as a Chrome trace.
 
     Raises:
         JobError: the folder belongs to another job.
@@ -155,12 +167,12 @@ def run(prepared: Prepared, watcher: Watcher) -> Finished:
     check_same_run(prepared.output, manifest)
     write_manifest(prepared.output, manifest)
     try:
-        return asyncio.run(_run(prepared, watcher))
+        return asyncio.run(_run(prepared, watcher, timeline))
     except asyncio.CancelledError as error:
         raise KeyboardInterrupt from error
 
 
-async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
+async def _run(prepared: Prepared, watcher: Watcher, timeline: Path | None) -> Finished:
     loop = asyncio.get_running_loop()
     started = loop.time()
     _stop_on_sigterm()
@@ -170,10 +182,11 @@ async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
         total = prepared.num_examples * prepared.rows_per_example
     watcher.started(rows_found, total)
     written = examples = 0
-    async with _fleet(prepared) as fleet:
+    async with _fleet(prepared, timeline is not None) as fleet:
         _stop_on_sigterm()  # again: Ray's start puts a handler of its own in place
         times = await _step_times(prepared, fleet)
         watcher.ready()
+        ready = loop.time()
         watch = asyncio.create_task(_watch(fleet, watcher, rows_found))
         try:
             shards = iter_shards(prepared.job.dataset, prepared.reader, skip=found)
@@ -183,9 +196,12 @@ async def _run(prepared: Prepared, watcher: Watcher) -> Finished:
                 examples += len(lease.shard.examples)
         finally:
             watch.cancel()
+        decoding = loop.time() - ready
         workers = tuple(await fleet.stats())
+        if timeline is not None:
+            write_timeline(timeline, await fleet.timeline())
     _check_complete(prepared, found, written, examples)
-    finished = Finished(len(found), written, loop.time() - started, workers)
+    finished = Finished(len(found), written, loop.time() - started, workers, decoding)
     _write_workers(prepared.output, finished)
     return finished
 
@@ -195,7 +211,7 @@ def _stop_on_sigterm() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _fleet(prepared: Prepared) -> Fleet:
+def _fleet(prepared: Prepared, timeline: bool) -> Fleet:
     plan = FleetPlan(
         models=prepared.job.models,
         vocabulary=prepared.pairing.vocabulary,
@@ -205,6 +221,7 @@ def _fleet(prepared: Prepared) -> Fleet:
         trace=prepared.job.trace,
         transport=prepared.transport,
         code_folder=str(Path.cwd()),
+        timeline=timeline,
     )
     return LocalFleet(plan) if prepared.job.fleet == "local" else RayFleet(plan)
 

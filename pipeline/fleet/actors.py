@@ -24,8 +24,8 @@ from pipeline.config import DrafterRole, VerifierRole
 from pipeline.fleet.interface import FleetPlan
 from pipeline.fleet.placement import bundles_of, place
 from pipeline.models.determinism import prepare_numerics
-from pipeline.records import Shard, ShardResult, StepTimes, WorkerStats
-from pipeline.workers.engine import DrafterEngine, VerifierEngine, VerifierLink
+from pipeline.records import Shard, ShardResult, Span, StepTimes, WorkerStats
+from pipeline.workers.engine import VerifierLink
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ class VerifierActor:
     def __init__(self, name: str, plan: FleetPlan) -> None:
         prepare_numerics()
         compute = _ModelThread(plan.cluster.verifier.num_cpus)
-        self._engine = VerifierEngine(name, plan.load_verifier(), compute, _node())
+        self._engine = plan.verifier_engine(name, compute, _node())
 
     async def ready(self) -> int:
         """The process id, when the model is loaded."""
@@ -61,7 +61,11 @@ class VerifierActor:
 
     async def stats(self) -> WorkerStats:
         """What it did so far."""
-        return self._engine.stats
+        return self._engine.ledger.stats
+
+    async def spans(self) -> list[Span]:
+        """All that it did."""
+        return self._engine.ledger.spans
 
     async def step_seconds(self) -> float:
         """Seconds of one of its passes at batch 1."""
@@ -77,7 +81,7 @@ class DrafterActor:
         prepare_numerics()
         links = [VerifierLink(other, partial(_verify, handle)) for other, handle in verifiers]
         compute = _ModelThread(plan.cluster.drafter.num_cpus)
-        self._engine = DrafterEngine(plan.load_drafter(name), links, compute, _node())
+        self._engine = plan.drafter_engine(name, links, compute, _node())
 
     async def ready(self) -> int:
         """The process id, when the model is loaded."""
@@ -89,7 +93,11 @@ class DrafterActor:
 
     async def stats(self) -> WorkerStats:
         """What it did so far."""
-        return self._engine.stats
+        return self._engine.ledger.stats
+
+    async def spans(self) -> list[Span]:
+        """All that it did."""
+        return self._engine.ledger.spans
 
     async def step_seconds(self) -> float:
         """Seconds of one of its passes at batch 1."""
@@ -130,8 +138,7 @@ class RayFleet:
             await asyncio.to_thread(self._connect)
             self._group = await asyncio.to_thread(place, self._plan.cluster)
             self._create()
-            actors = self._verifiers + [drafter.actor for drafter in self._drafters]
-            await asyncio.gather(*(actor.ready.remote() for actor in actors))
+            await asyncio.gather(*(actor.ready.remote() for actor in self._actors()))
         except BaseException:
             self._release()
             raise
@@ -153,13 +160,20 @@ class RayFleet:
 
     async def stats(self) -> list[WorkerStats]:
         """What each worker did so far."""
-        actors = [drafter.actor for drafter in self._drafters] + self._verifiers
-        return list(await asyncio.gather(*(actor.stats.remote() for actor in actors)))
+        return list(await asyncio.gather(*(actor.stats.remote() for actor in self._actors())))
+
+    async def timeline(self) -> list[Span]:
+        """All that the workers did."""
+        parts = await asyncio.gather(*(actor.spans.remote() for actor in self._actors()))
+        return [span for part in parts for span in part]
 
     async def step_times(self) -> StepTimes:
         """Measured on the first drafter and the first verifier, one after the other."""
         drafting = await self._drafters[0].actor.step_seconds.remote()
         return StepTimes(drafting, await self._verifiers[0].step_seconds.remote())
+
+    def _actors(self) -> list[ActorHandle]:
+        return [drafter.actor for drafter in self._drafters] + self._verifiers
 
     def _connect(self) -> None:
         if not ray.is_initialized():

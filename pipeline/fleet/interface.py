@@ -11,8 +11,10 @@ from pipeline.config import ClusterConfig, ModelsConfig
 from pipeline.models.loading import load_model, load_tokenizer
 from pipeline.models.stopping import StopStrings
 from pipeline.protocol.strategies import import_from
-from pipeline.records import Setting, Shard, ShardResult, StepTimes, Strategy, WorkerStats
+from pipeline.records import Setting, Shard, ShardResult, Span, StepTimes, Strategy, WorkerStats
 from pipeline.workers.drafter import DrafterWorker
+from pipeline.workers.engine import Compute, DrafterEngine, VerifierEngine, VerifierLink
+from pipeline.workers.ledger import Ledger
 from pipeline.workers.transport import Transport
 from pipeline.workers.verifier import VerifierWorker
 
@@ -49,6 +51,9 @@ class Fleet(Protocol):
     async def stats(self) -> list[WorkerStats]:
         """What each worker did so far."""
 
+    async def timeline(self) -> list[Span]:
+        """All that the workers did, where the plan asks to keep it."""
+
     async def step_times(self) -> StepTimes:
         """How long one pass of each model takes at batch 1, measured now on the first of each role."""
 
@@ -66,6 +71,8 @@ class FleetPlan:
     transport: Transport = "float32"
     code_folder: str = ""
     """Where custom targets are imported from."""
+    timeline: bool = False
+    """Whether workers remember each piece of work."""
 
     def drafter_names(self) -> list[str]:
         """drafter-0, drafter-1, ..."""
@@ -96,6 +103,7 @@ class FleetPlan:
             role.slots,
             StopStrings(load_tokenizer(self.models.verifier), stop) if stop else None,
             self.transport,
+            self.trace,
         )
 
     def load_verifier(self) -> VerifierWorker:
@@ -103,3 +111,17 @@ class FleetPlan:
         import_from(self.code_folder)
         model = load_model(self.models.verifier, self.vocabulary)
         return VerifierWorker(model, self.strategies, self.settings, self.trace)
+
+    def drafter_engine(
+        self, name: str, verifiers: Sequence[VerifierLink], compute: Compute, node: str
+    ) -> DrafterEngine:
+        """Load a drafter in this process and put its banks between it and its verifiers."""
+        worker = self.load_drafter(name)
+        ledger = Ledger(name, node, worker.model.effort, self.timeline)
+        return DrafterEngine(worker, verifiers, compute, ledger)
+
+    def verifier_engine(self, name: str, compute: Compute, node: str) -> VerifierEngine:
+        """Load a verifier in this process."""
+        worker = self.load_verifier()
+        ledger = Ledger(name, node, worker.model.effort, self.timeline)
+        return VerifierEngine(worker, compute, ledger)

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from pipeline.fleet.interface import FleetPlan
 from pipeline.models.determinism import prepare_numerics
-from pipeline.records import Shard, ShardResult, StepTimes, WorkerStats
+from pipeline.records import Shard, ShardResult, Span, StepTimes, WorkerStats
 from pipeline.workers.engine import DrafterEngine, VerifierEngine, VerifierLink
+from pipeline.workers.ledger import Ledger
 
 Result = TypeVar("Result")
 
@@ -29,12 +30,11 @@ class LocalFleet:
         roles = (plan.cluster.drafter, plan.cluster.verifier)
         prepare_numerics(threads=max(1, int(max(role.num_cpus for role in roles))))
         self._verifiers = [
-            VerifierEngine(name, plan.load_verifier(), _inline, node="local")
-            for name in plan.verifier_names()
+            plan.verifier_engine(name, _inline, node="local") for name in plan.verifier_names()
         ]
         for index, name in enumerate(plan.drafter_names()):
             links = [_link(self._verifiers[number]) for number in plan.verifiers_of(index)]
-            engine = DrafterEngine(plan.load_drafter(name), links, _inline, node="local")
+            engine = plan.drafter_engine(name, links, _inline, node="local")
             self._drafters.append(LocalDrafter(name, engine))
         return self
 
@@ -55,13 +55,20 @@ class LocalFleet:
 
     async def stats(self) -> list[WorkerStats]:
         """What each worker did so far."""
-        drafters = [drafter.engine.stats for drafter in self._drafters]
-        return drafters + [verifier.stats for verifier in self._verifiers]
+        return [ledger.stats for ledger in self._ledgers()]
+
+    async def timeline(self) -> list[Span]:
+        """All that the workers did."""
+        return [span for ledger in self._ledgers() for span in ledger.spans]
 
     async def step_times(self) -> StepTimes:
         """Measured on the first drafter and the first verifier."""
         drafting = await self._drafters[0].engine.step_seconds()
         return StepTimes(drafting, await self._verifiers[0].step_seconds())
+
+    def _ledgers(self) -> list[Ledger]:
+        drafters = [drafter.engine.ledger for drafter in self._drafters]
+        return drafters + [verifier.ledger for verifier in self._verifiers]
 
 
 class LocalDrafter:
@@ -77,7 +84,7 @@ class LocalDrafter:
 
 
 def _link(verifier: VerifierEngine) -> VerifierLink:
-    return VerifierLink(verifier.stats.name, verifier.verify)
+    return VerifierLink(verifier.ledger.name, verifier.verify)
 
 
 async def _inline(work: Callable[[], Result]) -> Result:

@@ -38,7 +38,10 @@ def load_model(config: ModelConfig, vocabulary: int) -> LanguageModel:
         trust_remote_code=config.trust_remote_code,
     ).to(_device(config.device))
     wrapped = Seq2SeqModel if described.is_encoder_decoder else CausalModel
-    return wrapped(model, vocabulary)
+    loaded = wrapped(model, vocabulary)
+    if config.compile:
+        loaded.compile()
+    return loaded
 
 
 def load_config(config: ModelConfig) -> PreTrainedConfig:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from pipeline.models.causal import right_padded
-from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
-from pipeline.models.slots import Feed, SlotCache, SlotLayer, additive
+from pipeline.models.caching import (
+    REGISTER,
+    CachedBank,
+    CachedModel,
+    compiled,
+    of_similar_length,
+    right_padded,
+)
+from pipeline.models.interface import Bools, Effort, Ints, SlotContent
+from pipeline.models.slots import MASKING, Feed, Masking, SlotCache, SlotLayer, additive, in_columns
 
 
-class Seq2SeqModel(LanguageModel):
+class Seq2SeqModel(CachedModel):
     """A T5 model (also v1.1 and mT5). The decoder's prefix is its start token, position 0."""
 
     def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
@@ -24,16 +32,27 @@ class Seq2SeqModel(LanguageModel):
         self.vocabulary = vocabulary
         self.config = model.config
         self.start_token = int(self.config.decoder_start_token_id)
+        self.decoder = model.decoder
+        self.effort = Effort()
         self.cross_attentions = [block.layer[1].EncDecAttention for block in model.decoder.block]
+        for block in model.decoder.block:
+            setattr(block.layer[0].SelfAttention, MASKING, Masking.BIAS)
+            setattr(block.layer[1].EncDecAttention, MASKING, Masking.MASK)
+        self.no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self.device)
+        self.no_states = torch.zeros(1, 1, 1, dtype=model.dtype, device=self.device)
         self.feed: Feed
         self._bias_by_distance = torch.empty(0)
         self._self_attention = model.decoder.block[0].layer[0].SelfAttention
         # T5 takes all lanes to be equally long; ours are ragged, so each query brings its position.
         self._self_attention.compute_bias = self._compute_bias
 
-    def bank(self, slots: int) -> Seq2SeqBank:
+    def compile(self) -> None:
+        """Compile the decoder."""
+        self.decoder, self.is_compiled = compiled(self.model.decoder, self.device), True
+
+    def bank(self, slots: int, lone: bool = False) -> Seq2SeqBank:
         """New, empty caches for `slots` lanes."""
-        return Seq2SeqBank(self, slots)
+        return Seq2SeqBank(self, slots, lone)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits from the decoder's last hidden states, as the model's own forward makes them."""
@@ -43,14 +62,17 @@ class Seq2SeqModel(LanguageModel):
         return logits[..., : self.vocabulary]
 
     def _compute_bias(self, *_: object, **__: object) -> Tensor:
-        """The relative bias of the feed in progress, (A, heads, Q, columns)."""
-        distances = self.feed.distances().clamp_min(0)
-        by_distance = self._biases(int(distances.max()) + 1)
-        return by_distance[:, distances].transpose(0, 1)
+        """The relative bias of the feed in progress with its causal mask, (A, heads, Q, columns)."""
+        biases = self._biases(self.feed.columns)
+        future = biases.shape[1] // 2
+        return biases[:, self.feed.distances() + future].transpose(0, 1)
 
     def _biases(self, length: int) -> Tensor:
-        """The bias of each head at distances 0, 1, ..., (heads, at least `length`)."""
-        if self._bias_by_distance.shape[-1] < length:
+        """The bias of each head at distances -L, ..., L - 1, L at least `length`: (heads, 2 L).
+
+        What lies in the future has the lowest finite number.
+        """
+        if self._bias_by_distance.shape[-1] < 2 * length:
             attention = self._self_attention
             buckets = attention._relative_position_bucket(
                 -torch.arange(2 * length, device=self.device),
@@ -58,7 +80,9 @@ class Seq2SeqModel(LanguageModel):
                 num_buckets=attention.relative_attention_num_buckets,
                 max_distance=attention.relative_attention_max_distance,
             )
-            self._bias_by_distance = attention.relative_attention_bias(buckets).T
+            past = attention.relative_attention_bias(buckets).T
+            future = torch.full_like(past, torch.finfo(past.dtype).min)
+            self._bias_by_distance = torch.cat([future, past], dim=1)
         return self._bias_by_distance
 
 
@@ -80,53 +104,81 @@ class CrossLayer(SlotLayer):
         self._all_keys[rows, :, : keys.shape[2]] = keys
         self._all_values[rows, :, : keys.shape[2]] = values
 
-    def look(self, rows: Tensor | slice) -> None:
-        """Show the cross-attention the slots of the coming pass."""
-        self.keys, self.values = self._all_keys[rows], self._all_values[rows]
+    def share(self, rows: Tensor, sources: Tensor) -> None:
+        """Let slots `rows` hold what slots `sources` hold."""
+        self._all_keys[rows] = self._all_keys[sources]
+        self._all_values[rows] = self._all_values[sources]
+
+    def look(self, rows: Tensor | slice, width: int) -> None:
+        """Show the cross-attention the slots of the coming pass, as far as prompts reach."""
+        self.keys = self._all_keys[rows, :, :width]
+        self.values = self._all_values[rows, :, :width]
 
 
-class Seq2SeqBank(ModelBank):
+class Seq2SeqBank(CachedBank):
     """Slots of a T5 model: a self-attention cache, and the encoded prompt of each slot."""
 
-    def __init__(self, owner: Seq2SeqModel, slots: int) -> None:
-        super().__init__(slots, owner.device)
-        self._owner = owner
+    def __init__(self, owner: Seq2SeqModel, slots: int, lone: bool) -> None:
         layers = len(owner.cross_attentions)
-        self._cache = SlotCache(slots, layers)
+        super().__init__(owner, slots, layers, lone)
+        self._owner = owner
         self._cross = [CrossLayer(self._cache) for _ in range(layers)]
-        self._cross_mask = torch.zeros(slots, 1, 1, 0, dtype=owner.model.dtype, device=owner.device)
+        self._cross_mask = torch.zeros(
+            self._cache.slots, 1, 1, 0, dtype=owner.model.dtype, device=owner.device
+        )
         self._both = EncoderDecoderCache(self._cache.cache, Cache(layers=list(self._cross)))
+        self._prompts: list[tuple[int, ...]] = [()] * self._cache.slots
         self._both.is_updated = dict.fromkeys(range(layers), True)
 
     def _prefix(self, prompt_ids: Sequence[int]) -> Sequence[int]:
         return [self._owner.start_token]
 
-    @torch.inference_mode()
-    def _prefill(self, contents: Sequence[SlotContent]) -> None:
-        self._encode(contents)
-        written = [content for content in contents if len(content.output_ids)]
-        if written:
-            start = self._owner.start_token
-            sequences = [[start, *content.output_ids] for content in written]
-            tokens = right_padded(sequences, self.device)
-            rows = [content.slot for content in written]
-            feed = self._cache.prefill(rows, tokens.shape[1], self.device)
-            self._decode(tokens, feed, torch.tensor(rows, device=self.device))
+    def _shareable(self, contents: Sequence[SlotContent]) -> Bools:
+        same = [[tuple(c.prompt_ids) == prompt for prompt in self._prompts] for c in contents]
+        return np.array(same, dtype=np.bool_)
+
+    def _read_prompts(self, contents: Sequence[SlotContent], common: Ints, sources: Ints) -> None:
+        """Take encoded prompts over with the columns; encode those that no slot has."""
+        known, unknown = (common > 0).nonzero()[0], (common == 0).nonzero()[0]
+        slots = np.array([content.slot for content in contents])
+        if len(known):
+            rows, origin = (self._on_device(a[known]) for a in (slots, sources))
+            for layer in self._cross:
+                layer.share(rows, origin)
+            self._cross_mask[rows] = self._cross_mask[origin]
+        if len(unknown):
+            self._encode([contents[index] for index in unknown])
+        for content in contents:
+            self._prompts[content.slot] = tuple(content.prompt_ids)
 
     def _encode(self, contents: Sequence[SlotContent]) -> None:
-        """Run the encoder and keep what the decoder's cross-attention reads."""
-        tokens = right_padded([content.prompt_ids for content in contents], self.device)
-        lengths = torch.tensor([len(c.prompt_ids) for c in contents], device=self.device)
+        """Run the encoder, once a prompt, and keep what the decoder's cross-attention reads."""
+        slots: dict[tuple[int, ...], list[int]] = {}
+        for content in contents:
+            slots.setdefault(tuple(content.prompt_ids), []).append(content.slot)
+        prompts = list(slots)
+        for members in of_similar_length([len(prompt) for prompt in prompts]):
+            together = [prompts[index] for index in members]
+            self._encode_together(together, [slots[prompt] for prompt in together])
+
+    def _encode_together(
+        self, prompts: Sequence[tuple[int, ...]], slots: Sequence[Sequence[int]]
+    ) -> None:
+        """Encode prompts in one pass; `slots` are those that each is for."""
+        tokens = right_padded(prompts, self.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         column = torch.arange(tokens.shape[1], device=self.device)
         mask = additive(column < lengths[:, None], self._owner.model.dtype)[:, None, None]
         encoded = self._owner.model.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
-        rows = torch.tensor([content.slot for content in contents], device=self.device)
+        self.effort.prefilled += tokens.numel()
+        rows = torch.tensor([slot for of_prompt in slots for slot in of_prompt], device=self.device)
+        repeats = torch.tensor([len(of_prompt) for of_prompt in slots], device=self.device)
         for layer, attention in zip(self._cross, self._owner.cross_attentions, strict=True):
             shape = (*encoded.shape[:2], attention.n_heads, attention.key_value_proj_dim)
             keys = attention.k(encoded).view(shape).transpose(1, 2)
             values = attention.v(encoded).view(shape).transpose(1, 2)
-            layer.write(rows, keys, values)
-        self._write_mask(rows, mask)
+            layer.write(rows, *(kv.repeat_interleave(repeats, dim=0) for kv in (keys, values)))
+        self._write_mask(rows, mask.repeat_interleave(repeats, dim=0))
 
     def _write_mask(self, rows: Tensor, mask: Tensor) -> None:
         lowest = torch.finfo(mask.dtype).min
@@ -135,22 +187,25 @@ class Seq2SeqBank(ModelBank):
         self._cross_mask[rows] = lowest
         self._cross_mask[rows, ..., : mask.shape[-1]] = mask
 
-    @torch.inference_mode()
-    def _forward(self, tokens: Tensor, positions: Tensor, keep: int) -> Tensor:
-        feed = self._cache.step(positions)
-        hidden = self._decode(tokens, feed, slice(0, len(tokens)))
-        return self._owner.head(hidden[:, -keep:])
+    def _run(self, tokens: Tensor, feed: Feed) -> None:
+        self._decode(tokens, feed)
 
-    def _decode(self, tokens: Tensor, feed: Feed, rows: Tensor | slice) -> Tensor:
+    def _logits(self, tokens: Tensor, feed: Feed, keep: int) -> Tensor:
+        return self._owner.head(self._decode(tokens, feed)[:, -keep:])
+
+    def _decode(self, tokens: Tensor, feed: Feed) -> Tensor:
+        rows = slice(0, len(tokens)) if feed.rows is None else feed.rows
         self._owner.feed = feed
+        width = in_columns(max(map(len, self._prompts)), REGISTER)
         for layer in self._cross:
-            layer.look(rows)
-        cross_mask = self._cross_mask[rows]
-        hidden: Tensor = self._owner.model.decoder(
+            layer.look(rows, width)
+        cross_mask = self._cross_mask[rows, ..., :width]
+        hidden: Tensor = self._owner.decoder(
             input_ids=tokens,
-            attention_mask=feed.mask(self._owner.model.dtype),
+            # The relative bias carries the mask; without any, `transformers` would make one.
+            attention_mask=self._owner.no_mask,
             # The cross-attention reads its cache; the states themselves are not kept.
-            encoder_hidden_states=cross_mask.new_zeros(len(tokens), 1, 1),
+            encoder_hidden_states=self._owner.no_states.expand(len(tokens), 1, 1),
             encoder_attention_mask=cross_mask,
             cache=self._both,
             use_cache=True,

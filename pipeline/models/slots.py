@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import mark_static_address
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -16,26 +17,47 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 ATTENTION = "speccascade_slots"
 """The name of `slot_attention` in the registry of `transformers`."""
 
-_COLUMNS = 32
+MIN_ROWS = 4
+"""Matrix products of fewer rows take another kernel, with other last bits."""
+
+MASKING = "slot_masking"
+"""The attribute of a T5 attention module that says what hides its columns, a `Masking`."""
+
+COLUMNS = 32
 """Cache columns are read and grown in multiples of this, so that shapes repeat."""
 
+COMPILED_COLUMNS = 128
+"""The same for compiled passes: each shape is compiled for itself."""
 
-def in_columns(length: int, multiple: int = _COLUMNS) -> int:
+
+def in_columns(length: int, multiple: int = COLUMNS) -> int:
     """A length rounded up to whole blocks of columns."""
     return -(-length // multiple) * multiple
+
+
+class Masking(Enum):
+    """Where an attention with a relative bias finds its mask."""
+
+    BOTH = auto()
+    """In the mask, to which the bias is added."""
+    BIAS = auto()
+    """In the bias: the mask was added once for all layers."""
+    MASK = auto()
+    """In the mask; the bias is all zeros."""
 
 
 @dataclass(frozen=True)
 class Feed:
     """What one forward pass feeds: absolute positions (A, Q) and how many columns it reads.
 
-    `rows` is None for a step over the first A slots. For a prefill it names the slots of the A rows,
-    which are written from column 0 and attend to nothing but themselves.
+    `rows` is None for a step over the first A slots, else it names the slots of the A rows. A `fresh`
+    pass fills its slots from column 0 and attends to nothing but itself.
     """
 
     positions: Tensor
     columns: int
     rows: Tensor | None = None
+    fresh: bool = False
 
     def distances(self) -> Tensor:
         """Query position minus cache column, (A, Q, columns); negative is the future."""
@@ -53,8 +75,8 @@ class Feed:
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, the lowest finite number elsewhere: an all-hidden row must not become NaN."""
-    lowest = torch.finfo(dtype).min
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, lowest)
+    ends = torch.tensor([torch.finfo(dtype).min, 0.0], dtype=dtype, device=visible.device)
+    return ends[visible.long()]
 
 
 class SlotLayer(CacheLayerMixin):
@@ -70,6 +92,8 @@ class SlotLayer(CacheLayerMixin):
         self.keys = key_states.new_zeros(*shape, self._store.columns, key_states.shape[3])
         self.values = value_states.new_zeros(*shape, self._store.columns, value_states.shape[3])
         self._heads = torch.arange(heads, device=key_states.device)[None, :, None]
+        for tensor in (self.keys, self.values):
+            mark_static_address(tensor)  # CUDA graphs then write to it in place
         self.is_initialized = True
 
     def grow(self) -> None:
@@ -78,6 +102,8 @@ class SlotLayer(CacheLayerMixin):
             missing = self._store.columns - self.keys.shape[2]
             self.keys = pad(self.keys, (0, 0, 0, missing))
             self.values = pad(self.values, (0, 0, 0, missing))
+            for tensor in (self.keys, self.values):
+                mark_static_address(tensor)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -86,17 +112,22 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         feed = self._store.feed
-        if feed.rows is not None:
+        if feed.fresh:
             width = key_states.shape[2]
             self.keys[feed.rows, :, :width] = key_states
             self.values[feed.rows, :, :width] = value_states
             return key_states, value_states
-        lanes = len(key_states)
-        slot = torch.arange(lanes, device=key_states.device)[:, None, None]
-        where = (slot, self._heads, feed.positions[:, None, :])
+        where = (self._store.written_rows, self._heads, feed.positions[:, None, :])
         self.keys.index_put_(where, key_states)
         self.values.index_put_(where, value_states)
-        return self.keys[:lanes, :, : feed.columns], self.values[:lanes, :, : feed.columns]
+        read = slice(0, len(key_states)) if feed.rows is None else feed.rows
+        return self.keys[read, :, : feed.columns], self.values[read, :, : feed.columns]
+
+    def copy(self, rows: Tensor, sources: Tensor, columns: int) -> None:
+        """Have slots `rows` hold the first columns of slots `sources`, as they are now."""
+        if self.is_initialized:
+            self.keys[rows, :, :columns] = self.keys[sources, :, :columns]
+            self.values[rows, :, :columns] = self.values[sources, :, :columns]
 
     def get_seq_length(self) -> int:
         """0: models must not derive positions from the cache, each lane has its own."""
@@ -120,26 +151,21 @@ class SlotCache:
         self.layers = [SlotLayer(self) for _ in range(layers)]
         self.cache = Cache(layers=self.layers)
         self.feed: Feed
+        self.written_rows: Tensor
+        """The slots that the feed writes to, (A, 1, 1)."""
 
-    def step(self, positions: Tensor) -> Feed:
-        """Prepare a pass over the first A slots at positions (A, Q)."""
-        self.feed = Feed(positions, self._reserve(int(positions.max()) + 1))
-        return self.feed
-
-    def prefill(self, rows: Sequence[int], width: int, device: torch.device) -> Feed:
-        """Prepare a pass that fills the slots `rows` from column 0 with `width` tokens each."""
-        self._reserve(width)
-        positions = torch.arange(width, device=device).expand(len(rows), width)
-        self.feed = Feed(positions, width, torch.tensor(rows, device=device))
-        return self.feed
-
-    def _reserve(self, length: int) -> int:
-        length = in_columns(length)
-        if length > self.columns:
-            self.columns = length
+    def begin(self, feed: Feed) -> Feed:
+        """Make room for a pass."""
+        self.feed = feed
+        rows = feed.rows
+        if rows is None:
+            rows = torch.arange(len(feed.positions), device=feed.positions.device)
+        self.written_rows = rows[:, None, None]
+        if feed.columns > self.columns:
+            self.columns = in_columns(feed.columns)
             for layer in self.layers:
                 layer.grow()
-        return length
+        return feed
 
 
 def slot_attention(
@@ -159,13 +185,23 @@ def slot_attention(
     """
     lanes, heads, length, size = query.shape
     per_group = heads // key.shape[1]
-    mask = attention_mask if position_bias is None else position_bias
-    if attention_mask is not None and position_bias is not None:
+    masking = getattr(module, MASKING, Masking.BOTH)
+    if position_bias is None or masking is Masking.MASK:
+        mask = attention_mask
+    elif attention_mask is None or masking is Masking.BIAS:
+        mask = position_bias
+    else:
         mask = position_bias + attention_mask
     if per_group > 1:
         query = query.reshape(lanes, key.shape[1], per_group * length, size)
         mask = None if mask is None else mask.repeat(1, 1, per_group, 1)
+    few = MIN_ROWS - query.shape[2]
+    if few > 0:
+        query = pad(query, (0, 0, 0, few))
+        if mask is not None and mask.shape[2] > 1:
+            mask = pad(mask, (0, 0, 0, few))
     attended = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    attended = attended[:, :, : per_group * length]
     return attended.reshape(lanes, heads, length, -1).transpose(1, 2), None
 
 

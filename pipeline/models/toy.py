@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+from pipeline.models.interface import Effort, Ints, LanguageModel, ModelBank, SlotContent
 
 
 class TableModel(LanguageModel):
@@ -22,8 +22,9 @@ class TableModel(LanguageModel):
         self.context = context
         self.device = logits.device
         self.vocabulary = logits.shape[1]
+        self.effort = Effort()
 
-    def bank(self, slots: int) -> TableBank:
+    def bank(self, slots: int, lone: bool = False) -> TableBank:
         """New, empty slots. There is nothing to cache."""
         return TableBank(self, slots)
 
@@ -32,14 +33,14 @@ class TableBank(ModelBank):
     """Slots of a table model; the prefix is the prompt."""
 
     def __init__(self, owner: TableModel, slots: int) -> None:
-        super().__init__(slots, owner.device, owner.context)
+        super().__init__(slots, owner.device, owner.context, owner.effort)
         self._owner = owner
 
     def _prefix(self, prompt_ids: Sequence[int]) -> Sequence[int]:
         return prompt_ids
 
-    def _prefill(self, contents: Sequence[SlotContent]) -> None:
+    def _fill(self, contents: Sequence[SlotContent]) -> None:
         pass
 
-    def _forward(self, tokens: Tensor, positions: Tensor, keep: int) -> Tensor:
+    def _forward(self, tokens: Tensor, positions: Ints, keep: int) -> Tensor:
         return self._owner.logits[tokens[:, -keep:].to(torch.long)]

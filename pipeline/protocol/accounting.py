@@ -7,6 +7,7 @@ whose verifier distribution was asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -32,7 +33,7 @@ class Count(IntEnum):
 
 @dataclass(frozen=True)
 class Walk:
-    """How far G pairs of one execution walked into a block; int64 (G,) each."""
+    """How far P pairs walked into a block; int64 (P,) each."""
 
     num_drafted: Tensor
     accepted: Tensor
@@ -49,13 +50,20 @@ class Walk:
     """Drafter calls of a speculative block: its tokens, and one where it looked and fell back."""
 
 
-def count(execution: Execution, walk: Walk) -> Tensor:
-    """The counts of one round, int64 (G, len(Count))."""
+def count(executions: Mapping[Execution, Tensor], walk: Walk) -> Tensor:
+    """The counts of one round, int64 (P, len(Count)).
+
+    Args:
+        executions: for each, which pairs execute so, bool (P,).
+    """
     emitted = walk.accepted + walk.replaced + walk.bonus
     one = torch.ones_like(emitted)
-    charges: dict[Count, Tensor]
-    if execution is Execution.SPECULATIVE:
-        charges = {
+    # A bonus here is a token of the verifier where the drafter could not be asked.
+    by_both = emitted - walk.bonus
+    deferred = walk.deferred + walk.bonus
+    counts = emitted.new_zeros(len(emitted), len(Count))
+    charges: dict[Execution, dict[Count, Tensor]] = {
+        Execution.SPECULATIVE: {
             Count.DRAFTER_CALLS: walk.asked,
             Count.VERIFIER_CALLS: one,
             Count.VERIFIER_TOKENS: walk.scored,
@@ -65,23 +73,21 @@ def count(execution: Execution, walk: Walk) -> Tensor:
             Count.DEFERRED: walk.deferred,
             Count.BONUS_TOKENS: walk.bonus,
             Count.ROUNDS: one,
-        }
-    elif execution is Execution.DRAFTER_ONLY:
-        charges = {Count.DRAFTER_CALLS: emitted}
-    else:
-        # A bonus here is a token of the verifier where the drafter could not be asked.
-        deferred = walk.deferred + walk.bonus
-        if execution is Execution.VERIFIER_ONLY:
-            deferred = emitted
-        calls = emitted if execution is Execution.ORACLE else deferred
-        charges = {
-            Count.VERIFIER_CALLS: calls,
-            Count.VERIFIER_TOKENS: calls,
-            Count.DEFERRED: deferred,
-        }
-        if execution is not Execution.VERIFIER_ONLY:
-            charges[Count.DRAFTER_CALLS] = emitted - walk.bonus
-    counts = emitted.new_zeros(len(emitted), len(Count))
-    for column, values in charges.items():
-        counts[:, column] = values
+        },
+        Execution.DRAFTER_ONLY: {Count.DRAFTER_CALLS: emitted},
+        Execution.VERIFIER_ONLY: _verifier_calls(emitted, emitted),
+        Execution.SEQUENTIAL: {
+            **_verifier_calls(deferred, deferred),
+            Count.DRAFTER_CALLS: by_both,
+        },
+        Execution.ORACLE: {**_verifier_calls(emitted, deferred), Count.DRAFTER_CALLS: by_both},
+    }
+    for execution, charged in charges.items():
+        for column, values in charged.items():
+            counts[:, column] += values * executions[execution]
     return counts
+
+
+def _verifier_calls(calls: Tensor, deferred: Tensor) -> dict[Count, Tensor]:
+    """A sequential verifier call scores one position."""
+    return {Count.VERIFIER_CALLS: calls, Count.VERIFIER_TOKENS: calls, Count.DEFERRED: deferred}

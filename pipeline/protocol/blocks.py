@@ -75,8 +75,8 @@ class Block:
 
     tokens: Tensor
     """int64 (A, D)."""
-    drafter_logits: Tensor
-    """float32 (A, D, V)."""
+    drafter_logits: Tensor | None
+    """float32 (A, D, V); None where the drafts are greedy and `facts` are given."""
     num_drafted: Tensor
     """int64 (A,)."""
     ended: Tensor

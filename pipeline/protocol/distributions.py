@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipeline.records import Sampling
+
+_BLOCK = 256
+"""Tokens that `draw` sums at once."""
 
 
 def confidence(logits: Tensor) -> Tensor:
@@ -57,24 +61,36 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF sampling from unnormalised weights. Never returns a token of zero weight.
 
     Drawing from two distributions with the same uniform makes them agree often, which pairs the
-    strategies of an example.
+    strategies of an example. Sums are float64, first over blocks of tokens, then inside the one block
+    that the uniform falls into, so that the vocabulary is read once.
 
     Args:
-        weights: (..., V), not negative; a row without any mass gives its first token.
-        uniform: (...) in [0, 1), float64.
+        weights: (N, V), not negative; a row without any mass gives its first token.
+        uniform: (N,) in [0, 1), float64.
 
     Returns:
-        int64 (...).
+        int64 (N,).
     """
-    cumulative = weights.double().cumsum(dim=-1)
-    total = cumulative[..., -1:]
-    # The product can round up to the total, behind which no token has mass.
-    level = torch.minimum(
-        uniform[..., None] * total, torch.nextafter(total, torch.zeros_like(total))
+    width = weights.shape[-1]
+    blocks = pad(weights, (0, -width % _BLOCK)).view(len(weights), -1, _BLOCK)
+    mass = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    block, before = _find(mass, uniform * mass[:, -1])
+    inside = (
+        blocks[torch.arange(len(weights), device=weights.device), block].double().cumsum(dim=-1)
     )
-    return torch.searchsorted(cumulative, level, right=True)[..., 0].clamp(
-        max=weights.shape[-1] - 1
-    )
+    token, _ = _find(inside, uniform * mass[:, -1] - before)
+    return (block * _BLOCK + token).clamp(max=width - 1)
+
+
+def _find(cumulative: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """The first entry whose cumulative weight exceeds the level, and the weight before it. (N,)."""
+    total = cumulative[:, -1]
+    # Rounding can lift the level to the total, behind which nothing has mass.
+    below = torch.minimum(level, torch.nextafter(total, torch.zeros_like(total)))
+    found = torch.searchsorted(cumulative, below[:, None], right=True)
+    found = found.clamp(max=cumulative.shape[1] - 1)
+    before = cumulative.gather(1, (found - 1).clamp_min(0)) * (found > 0)
+    return found[:, 0], before[:, 0]
 
 
 def total_variation(drafter_probs: Tensor, verifier_probs: Tensor) -> Tensor:

@@ -1,60 +1,68 @@
-"""Judging the pairs that share a `use:` name: all at once, each with its own parameters.
+"""Judging all pairs of a round at once, each with its own target and parameters.
 
 Every strategy is one function of the position: given both distributions and the draws it yields a
 token. A verdict walks the block while that token equals the drafted one; the first that differs
 replaces the draft and ends the walk. So sequential strategies ride in the same blocks as speculative
 ones, emit exactly what they would emit alone, and only their counting differs.
+
+Only the first step, whether a drafted token is a strategy's own, is done target by target; from
+there on all pairs go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pipeline.protocol.accounting import Walk, count
-from pipeline.protocol.blocks import Failure, Origin, Sum, Thought, Verdicts
+from pipeline.protocol.blocks import Failure, Origin, Pairs, Sum, Thought, Verdicts
 from pipeline.protocol.distributions import confidence, draw
-from pipeline.protocol.positions import Positions
+from pipeline.protocol.lineup import EXECUTIONS, Lineup
 from pipeline.protocol.rounds import Round
-from pipeline.protocol.strategies import KINDS, Execution, Kind
-from pipeline.protocol.targets import Judgement, Parameters, Target
+from pipeline.protocol.strategies import Execution
+from pipeline.protocol.targets import Parameters, Target, residual_of_verifier
 from pipeline.randomness import Role
-from pipeline.records import Strategy
 
 
-class Group:
-    """Pairs of a round with one `use:` name: judged at once, each with its own parameters."""
+class Judging:
+    """The verdicts of P pairs; D drafted columns."""
 
-    def __init__(self, shared: Round, target: Target, rows: Tensor, chosen: list[Strategy]) -> None:
-        self.shared, self.target, self.rows = shared, target, rows
-        self.kind: Kind = KINDS[chosen[0].use]
-        dtype = shared.positions.drafter.peaks.dtype
-        thresholds = [vars(strategy)[self.kind.threshold] for strategy in chosen]
-        betas = [strategy.beta for strategy in chosen]
-        self.given = Parameters(_column(thresholds, dtype, rows), _column(betas, dtype, rows))
-        self.num_drafted, self.fell_back = self._block_lengths(chosen)
-        self.can_continue = shared.can_continue[rows] | self.fell_back
+    def __init__(self, shared: Round, pairs: Pairs, lineup: Lineup) -> None:
+        self.shared, self.lineup, self.rows = shared, lineup, pairs.rows
+        self.strategies = pairs.strategies
+        self.given = Parameters(
+            lineup.thresholds[self.strategies, None], lineup.betas[self.strategies, None]
+        )
+        self.groups = lineup.groups[self.strategies]
+        executions = lineup.executions[self.strategies]
+        self.executions = {e: executions == number for e, number in EXECUTIONS.items()}
+        self.is_speculative = self.executions[Execution.SPECULATIVE]
+        self.column = torch.arange(shared.columns, device=self.rows.device)
+        self.num_drafted = shared.block.num_drafted[self.rows]
+        self.fell_back = torch.zeros_like(self.is_speculative)
+        if lineup.is_dynamic:
+            self._end_where_unsure()
+        self.can_continue = shared.can_continue[self.rows] | self.fell_back
 
-    def judge(self, trace: bool) -> Verdicts:
+    def verdicts(self, trace: bool) -> Verdicts:
         """Walk the block, replace or continue behind the walk, and count."""
-        judged = self._compare()
-        column = torch.arange(self.shared.columns, device=self.rows.device)
-        same = judged.same & (column < self.num_drafted[:, None])
+        judged = self._judge()
+        same = judged.same & (self.column < self.num_drafted[:, None])
         accepted = same.long().cumprod(dim=1).sum(dim=1)
         replaced = accepted < self.num_drafted
-        bonus = ~replaced & self._may_continue()
+        may_continue = self._may_continue()
+        bonus = ~replaced & may_continue
         failed = self._failed(accepted, replaced, bonus, judged.mass_broken)
         replaced, bonus = replaced & (failed == 0), bonus & (failed == 0)
-        looked_at = column < torch.minimum(accepted + 1, self.num_drafted)[:, None]
+        looked_at = self.column < torch.minimum(accepted + 1, self.num_drafted)[:, None]
         walk = Walk(
             num_drafted=self.num_drafted,
             accepted=accepted,
             replaced=replaced.long(),
             bonus=bonus.long(),
-            scored=self.num_drafted + self._may_continue(),
+            scored=self.num_drafted + may_continue,
             deferred=(judged.deferred & looked_at).sum(dim=1) + (self.fell_back & bonus),
             asked=self.num_drafted + self.fell_back,
         )
@@ -63,7 +71,7 @@ class Group:
         return Verdicts(
             tokens=tokens,
             num_tokens=accepted + walk.replaced + walk.bonus,
-            counts=count(self.kind.execution, walk),
+            counts=count(self.executions, walk),
             sums=self._sums(judged, looked_at, accepted),
             failed=failed,
             origins=self._origins(accepted, replaced, at_token),
@@ -71,161 +79,198 @@ class Group:
             thoughts=self._thoughts(tokens) if trace else self._no_thoughts(tokens),
         )
 
-    def _block_lengths(self, chosen: list[Strategy]) -> tuple[Tensor, Tensor]:
-        """How many drafted columns each pair's own block has, and whether it fell back. (G,) each."""
-        lengths = self.shared.block.num_drafted[self.rows]
-        if not self.kind.dynamic:
-            return lengths, torch.zeros_like(lengths, dtype=torch.bool)
-        peaks = self.shared.confident_columns[self.rows]
-        fallback = _column([strategy.fallback for strategy in chosen], peaks.dtype, self.rows)
-        confident = (peaks >= fallback).long().cumprod(dim=1).sum(dim=1)
-        return torch.minimum(confident, lengths), confident < lengths
+    def _end_where_unsure(self) -> None:
+        """A dynamic block ends before the first token that the drafter is less sure of."""
+        peaks = self.shared.positions.drafter.peaks.view(self.shared.lanes, -1)[self.rows]
+        sure = peaks >= self.lineup.fallbacks[self.strategies, None]
+        confident = sure.long().cumprod(dim=1).sum(dim=1)
+        self.fell_back = confident < self.num_drafted
+        self.num_drafted = torch.minimum(confident, self.num_drafted)
 
-    def _compare(self) -> _Judged:
-        """Judge the drafted tokens of all pairs."""
-        columns = torch.arange(self.shared.columns, device=self.rows.device)
-        everyone = torch.arange(len(self.rows), device=self.rows.device)
-        if self.target.is_narrow:
-            return self._compare_columns(columns, everyone)
-        # Wide work at each position: look only at pairs that are still walking.
-        judged = _Judged.empty(len(self.rows), len(columns), self.given.alpha)
-        walking = everyone
-        for column in columns:
-            walking = walking[self.num_drafted[walking] > column]
-            judged.write(walking, column, self._compare_columns(column[None], walking))
-            walking = walking[judged.same[walking, column]]
+    # --- is the drafted token the strategy's own? ---------------------------------------------------
+
+    def _judge(self) -> _Judged:
+        judged = _Judged.empty(len(self.rows), len(self.column), self.given.alpha)
+        for number, target in enumerate(self.lineup.targets):
+            members = (self.groups == number).nonzero()[:, 0]
+            if not len(members):
+                continue
+            execution = self.lineup.kinds[number].execution
+            if target.is_narrow:
+                self._judge_columns(judged, target, execution, members, self.column)
+                continue
+            # Wide work at each position: look only at pairs that are still walking.
+            for column in self.column:
+                members = members[self.num_drafted[members] > column]
+                self._judge_columns(judged, target, execution, members, column[None])
+                members = members[judged.same[members, column]]
         return judged
 
-    def _compare_columns(self, columns: Tensor, members: Tensor) -> _Judged:
-        shared, rows = self.shared, self.rows[members]
-        index = (rows[:, None] * shared.columns + columns).flatten()
-        at = shared.positions.take(index)
-        judgement = self.target.judge(at, self.given.take(members).repeated(len(columns)))
-        shape = (len(rows), len(columns))
-        return _Judged(
-            same=self._is_own(at, judgement).view(shape),
-            deferred=judgement.deferred.view(shape),
-            rejection=judgement.rejection.view(shape),
-            mass_broken=judgement.mass.isnan().view(shape),
-        )
+    def _judge_columns(
+        self,
+        judged: _Judged,
+        target: Target,
+        execution: Execution,
+        members: Tensor,
+        columns: Tensor,
+    ) -> None:
+        index = (self.rows[members, None] * self.shared.columns + columns).flatten()
+        at = self.shared.positions.take(index)
+        judgement = target.judge(at, self.given.take(members).repeated(len(columns)))
+        place, shape = (members[:, None], columns), (len(members), len(columns))
+        judged.deferred[place] = judgement.deferred.view(shape)
+        judged.rejection[place] = judgement.rejection.view(shape)
+        judged.mass_broken[place] = judgement.mass.isnan().view(shape)
+        kept = ~judgement.deferred[:, 0]
+        if execution is Execution.SPECULATIVE:
+            draws = self.shared.draws(Role.ACCEPT).flatten()[index]
+            same = draws * at.drafter_prob_of_draft[:, 0] < judgement.mass[:, 0]
+        elif execution is Execution.DRAFTER_ONLY:
+            same = kept
+        else:
+            agrees = self.shared.verifier_tokens == self.shared.block.tokens
+            same = kept | agrees.flatten()[index]
+        judged.same[place] = same.view(shape)
 
-    def _is_own(self, at: Positions, judgement: Judgement) -> Tensor:
-        """Whether the drafted token is the strategy's own, (M,)."""
-        shared, deferred = self.shared, judgement.deferred[:, 0]
-        if self.kind.execution is Execution.SPECULATIVE:
-            draws = shared.accept_uniforms.flatten()[at.index]
-            return draws * at.drafter_prob_of_draft[:, 0] < judgement.mass[:, 0]
-        if self.kind.execution is Execution.DRAFTER_ONLY:
-            return ~deferred
-        agrees = (shared.verifier_tokens == shared.block.tokens).flatten()[at.index]
-        return ~deferred | agrees
+    # --- the token behind the accepted ones ---------------------------------------------------------
 
     def _may_continue(self) -> Tensor:
-        """Whether a block taken whole is followed by one more token of the verifier. (G,) bool."""
-        exhausted = self.shared.block.exhausted[self.rows]
-        if self.kind.execution is Execution.VERIFIER_ONLY:
-            allowed = torch.ones_like(exhausted)
-        elif self.kind.execution is Execution.DRAFTER_ONLY:
-            allowed = torch.zeros_like(exhausted)
-        elif self.kind.execution is Execution.SPECULATIVE:
-            setting = self.shared.setting
-            whole = self.num_drafted == setting.block_size
-            allowed = exhausted | self.fell_back | (whole & (setting.bonus == "verifier"))
-        else:
-            allowed = exhausted
-        scored = self.shared.verifier_logits.shape[1]
-        return self.can_continue & allowed & (self.num_drafted < scored)
+        """Whether a block taken whole is followed by one more token of the verifier. (P,) bool."""
+        allowed = self.shared.block.exhausted[self.rows]
+        if self.shared.setting.bonus == "verifier":
+            whole = self.num_drafted == self.shared.setting.block_size
+            allowed = allowed | (self.is_speculative & whole)
+        allowed = allowed | self.fell_back | self.executions[Execution.VERIFIER_ONLY]
+        allowed = allowed & ~self.executions[Execution.DRAFTER_ONLY]
+        return self.can_continue & allowed & (self.num_drafted < self._scored_columns)
+
+    @property
+    def _scored_columns(self) -> int:
+        return self.shared.verifier_logits.shape[1]
 
     def _tokens(self, accepted: Tensor, replaced: Tensor, bonus: Tensor) -> Tensor:
-        """The accepted drafted tokens and the one behind them, then zeros. (G, D + 1)."""
+        """The accepted drafted tokens and the one behind them, then zeros. (P, D + 1)."""
         drafted = self.shared.block.tokens[self.rows]
         tokens = torch.cat([drafted, torch.zeros_like(drafted[:, :1])], dim=1)
-        column = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens *= column < accepted[:, None]
-        for chosen, drawn in ((replaced, self._replacements), (bonus, self._bonus_tokens)):
-            members = chosen.nonzero()[:, 0]
+        tokens *= torch.arange(tokens.shape[1], device=tokens.device) < accepted[:, None]
+        for members, drawn in (
+            ((replaced & ~self.is_speculative).nonzero()[:, 0], self._sequential_replacements),
+            ((replaced & self.is_speculative).nonzero()[:, 0], self._residual_tokens),
+            (bonus.nonzero()[:, 0], self._bonus_tokens),
+        ):
             if len(members):
                 tokens[members, accepted[members]] = drawn(members, accepted[members])
         return tokens
 
-    def _replacements(self, members: Tensor, columns: Tensor) -> Tensor:
-        shared = self.shared
-        index = self.rows[members] * shared.columns + columns
-        if self.kind.execution is not Execution.SPECULATIVE:
-            return shared.verifier_tokens.flatten()[index]
-        given, inverse = self.given.take(members), None
-        if self.target.is_narrow:
-            index, inverse = torch.unique(index, return_inverse=True)
-            given = given.take(torch.arange(len(index), device=index.device))
-        weights = self.target.residual(shared.positions.take(index), given)
-        tokens = draw(weights, shared.residual_uniforms.flatten()[index])
-        return tokens if inverse is None else tokens[inverse]
+    def _sequential_replacements(self, members: Tensor, columns: Tensor) -> Tensor:
+        return self.shared.verifier_tokens[self.rows[members], columns]
+
+    def _residual_tokens(self, members: Tensor, columns: Tensor) -> Tensor:
+        index = self.rows[members] * self.shared.columns + columns
+        if all(target.is_narrow for target in self.lineup.targets):
+            return self._verifier_residual_tokens(index)
+        tokens = torch.empty_like(index)
+        for number, target in enumerate(self.lineup.targets):
+            mine = (self.groups[members] == number).nonzero()[:, 0]
+            if not len(mine):
+                continue
+            if target.is_narrow:
+                tokens[mine] = self._verifier_residual_tokens(index[mine])
+            else:
+                at = self.shared.positions.take(index[mine])
+                weights = target.residual(at, self.given.take(members[mine]))
+                tokens[mine] = draw(
+                    weights, self.shared.draws(Role.RESIDUAL).flatten()[index[mine]]
+                )
+        return tokens
+
+    def _verifier_residual_tokens(self, index: Tensor) -> Tensor:
+        """Drawn from norm(max(0, p - q)), once a position however many pairs were rejected there."""
+        if self.shared.positions.verifier.is_greedy:
+            return self.shared.positions.verifier.modes[index, 0]
+        index, inverse = torch.unique(index, return_inverse=True)
+        weights = residual_of_verifier(self.shared.positions.take(index))
+        return draw(weights, self.shared.draws(Role.RESIDUAL).flatten()[index])[inverse]
 
     def _bonus_tokens(self, members: Tensor, columns: Tensor) -> Tensor:
         # A sequential strategy draws every token with the same role, whatever block it falls in.
-        speculative = self.kind.execution is Execution.SPECULATIVE
-        role = Role.BONUS if speculative else Role.DRAFT
-        return self.shared.continue_with(self.rows[members], columns, role)
+        speculative = self.is_speculative[members]
+        roles = torch.where(speculative, int(Role.BONUS), int(Role.DRAFT))
+        rows, inverse = torch.unique(
+            torch.stack([self.rows[members], columns, roles]), dim=1, return_inverse=True
+        )
+        return self.shared.continue_with(*rows)[inverse]
 
     def _failed(
         self, accepted: Tensor, replaced: Tensor, bonus: Tensor, mass_broken: Tensor
     ) -> Tensor:
-        """Why a pair cannot go on: a model or a target broke where it was needed. (G,)."""
+        """Why a pair cannot go on: a model or a target broke where it was needed. (P,)."""
+        shared, block = self.shared, self.shared.block
+        here = accepted.clamp_max(shared.columns - 1)[:, None]
+        drafter_only = self.executions[Execution.DRAFTER_ONLY]
+        broken = shared.verifier_broken
+        broke = broken[self.rows, accepted.clamp_max(broken.shape[1] - 1)]
+        stuck = ((block.num_drafted == 0) & (block.budgets > 0))[self.rows]
+        exhausted = block.exhausted[self.rows]
         failed = torch.zeros_like(accepted)
-        here = accepted.clamp_max(self.shared.columns - 1)[:, None]
-        failed[mass_broken.gather(1, here)[:, 0] & replaced] = Failure.TARGET_INVALID
-        if self.kind.uses_verifier:
-            broken = self.shared.verifier_broken
-            broke = broken[self.rows, accepted.clamp_max(broken.shape[1] - 1)]
-            failed[broke & (replaced | bonus)] = Failure.VERIFIER_NAN
-        block = self.shared.block
-        stuck = (block.num_drafted == 0) & (block.budgets > 0)
-        if self.kind.uses_drafter:
-            failed[(stuck & ~block.exhausted)[self.rows]] = Failure.DRAFTER_NAN
-        if self.kind.execution is Execution.DRAFTER_ONLY:
-            failed[(stuck & block.exhausted)[self.rows]] = Failure.DRAFTER_CONTEXT
+        for failure, where in (
+            (Failure.TARGET_INVALID, mass_broken.gather(1, here)[:, 0] & replaced),
+            (Failure.VERIFIER_NAN, broke & (replaced | bonus) & ~drafter_only),
+            (
+                Failure.DRAFTER_NAN,
+                stuck & ~exhausted & ~self.executions[Execution.VERIFIER_ONLY],
+            ),
+            (Failure.DRAFTER_CONTEXT, stuck & exhausted & drafter_only),
+        ):
+            failed = torch.where(where, int(failure), failed)
         return failed
 
+    # --- what is recorded ---------------------------------------------------------------------------
+
     def _sums(self, judged: _Judged, looked_at: Tensor, accepted: Tensor) -> Tensor:
-        """Risk over the positions looked at, and the log confidence of accepted drafts. (G, 3)."""
+        """Risk over the positions looked at, and the log confidence of accepted drafts. (P, 3)."""
         sums = torch.zeros(len(self.rows), len(Sum), dtype=torch.float64, device=self.rows.device)
         shape = (self.shared.lanes, self.shared.columns)
-        if self.kind.execution is Execution.SPECULATIVE:
-            drafter, verifier = self.shared.positions.drafter, self.shared.positions.verifier
+        positions = self.shared.positions
+        if Execution.SPECULATIVE in self.lineup.has:
             surest = torch.where(
                 judged.deferred,
-                verifier.peaks.view(shape)[self.rows],
-                drafter.peaks.view(shape)[self.rows],
+                positions.verifier.peaks.view(shape)[self.rows],
+                positions.drafter.peaks.view(shape)[self.rows],
             )
-            loss = (1 - surest).double() if self.target.defers else torch.nan
-            sums[:, Sum.EXPECTED_REJECTED] = _masked_sum(judged.rejection.double(), looked_at)
-            sums[:, Sum.EXPECTED_LOSS] = _masked_sum(loss * torch.ones_like(sums[:, :1]), looked_at)
-        if self.kind.execution is Execution.DRAFTER_ONLY:
-            column = torch.arange(shape[1], device=self.rows.device)
-            logs = self.shared.positions.drafter_confidence_of_draft.double().log().view(shape)
-            kept = column < accepted[:, None]
+            counted = looked_at & self.is_speculative[:, None]
+            loss = (1 - surest).double()
+            sums[:, Sum.EXPECTED_REJECTED] = _masked_sum(judged.rejection.double(), counted)
+            sums[:, Sum.EXPECTED_LOSS] = _masked_sum(loss, counted)
+            choiceless = self.is_speculative & ~self.lineup.defers[self.strategies]
+            sums[:, Sum.EXPECTED_LOSS].masked_fill_(choiceless, torch.nan)
+        if Execution.DRAFTER_ONLY in self.lineup.has:
+            logs = positions.drafter_confidence_of_draft.double().log().view(shape)
+            kept = (self.column < accepted[:, None]) & self.executions[Execution.DRAFTER_ONLY][
+                :, None
+            ]
             sums[:, Sum.LOG_CONFIDENCE] = _masked_sum(logs[self.rows], kept)
         return sums
 
     def _origins(self, accepted: Tensor, replaced: Tensor, deferred: Tensor) -> Tensor:
-        """Who wrote each token, (G, D + 1); a sequential strategy knows the two models only."""
-        if self.kind.execution is not Execution.SPECULATIVE:
-            return torch.where(deferred, int(Origin.VERIFIER), int(Origin.DRAFT))
+        """Who wrote each token, (P, D + 1); a sequential strategy knows the two models only."""
+        sequential = torch.where(deferred, int(Origin.VERIFIER), int(Origin.DRAFT))
         last = torch.where(replaced, int(Origin.RESIDUAL), int(Origin.BONUS))
         column = torch.arange(self.shared.columns + 1, device=accepted.device)
-        return torch.where(column < accepted[:, None], int(Origin.DRAFT), last[:, None])
+        speculative = torch.where(column < accepted[:, None], int(Origin.DRAFT), last[:, None])
+        return torch.where(self.is_speculative[:, None], speculative, sequential)
 
     def _deferred(self, deferred: Tensor, accepted: Tensor, bonus: Tensor) -> Tensor:
-        """Whether the rule deferred at each token, (G, D + 1); a bonus token is no deferral."""
+        """Whether the rule deferred at each token, (P, D + 1); a bonus token is no deferral."""
         wide = torch.cat([deferred, torch.zeros_like(deferred[:, :1])], dim=1)
         column = torch.arange(wide.shape[1], device=wide.device)
         behind = (column == accepted[:, None]) & bonus[:, None]
-        sequential = self.kind.execution is not Execution.SPECULATIVE
-        return torch.where(behind, (self.fell_back | sequential)[:, None], wide)
+        return torch.where(behind, (self.fell_back | ~self.is_speculative)[:, None], wide)
 
     def _thoughts(self, tokens: Tensor) -> Tensor:
-        """What both models thought at each token, (G, D + 1, len(Thought)); NaN where not asked."""
+        """What both models thought at each token, (P, D + 1, len(Thought)); NaN where not asked."""
         shared, shape = self.shared, tokens.shape
+        assert shared.block.drafter_logits is not None, "a trace has the drafter's logits shipped"
         drafter = confidence(shared.block.drafter_logits)[self.rows]
         verifier = confidence(shared.verifier_logits)[self.rows]
         variation = shared.positions.total_variation.view(shared.lanes, -1)[self.rows]
@@ -252,7 +297,7 @@ class Group:
 
 @dataclass(frozen=True)
 class _Judged:
-    """What is known of each pair at each drafted column, (G, D) each."""
+    """What is known of each pair at each drafted column, (P, D) each."""
 
     same: Tensor
     """Whether the drafted token is the strategy's own."""
@@ -268,20 +313,7 @@ class _Judged:
         no = torch.zeros(pairs, columns, dtype=torch.bool, device=like.device)
         return cls(no, no.clone(), like.new_zeros(pairs, columns), no.clone())
 
-    def write(self, pairs: Tensor, column: Tensor, judged: _Judged) -> None:
-        """Fill in one column of some pairs."""
-        self.same[pairs, column] = judged.same[:, 0]
-        self.deferred[pairs, column] = judged.deferred[:, 0]
-        self.rejection[pairs, column] = judged.rejection[:, 0]
-        self.mass_broken[pairs, column] = judged.mass_broken[:, 0]
-
 
 def _masked_sum(values: Tensor, chosen: Tensor) -> Tensor:
     """Sums over the chosen columns; what stands in the others, NaN too, does not count."""
     return torch.where(chosen, values, 0.0).sum(dim=1)
-
-
-def _column(values: Sequence[float | str | None], dtype: torch.dtype, like: Tensor) -> Tensor:
-    """A parameter as a column (G, 1); NaN where a strategy has none, so that misuse shows."""
-    numbers = [value if isinstance(value, float | int) else torch.nan for value in values]
-    return torch.tensor(numbers, dtype=dtype, device=like.device)[:, None]

@@ -10,6 +10,7 @@ from torch import Tensor
 from pipeline.protocol.blocks import DrafterFacts
 from pipeline.protocol.distributions import (
     confidence,
+    draw,
     sampling_distribution,
     total_variation,
 )
@@ -17,10 +18,15 @@ from pipeline.records import Sampling
 
 
 class Distributions:
-    """Both views of one model's logits: what is drawn from, and what rules look at. (N, V) each."""
+    """Both views of one model's logits: what is drawn from, and what rules look at. (N, V) each.
+
+    Greedy ones (temperature 0) are one-hot; what is asked of them follows from the modes alone, and
+    the vectors are made only for a target that is computed over the vocabulary.
+    """
 
     def __init__(self, logits: Tensor, sampling: Sampling) -> None:
         self._logits, self._sampling = logits, sampling
+        self.is_greedy = sampling.temperature == 0
 
     @cached_property
     def confidences(self) -> Tensor:
@@ -53,15 +59,39 @@ class Distributions:
         """The confidence in one token of each position. (N,) to (N, 1)."""
         return self.confidences.gather(1, tokens[:, None])
 
+    def probs_of(self, tokens: Tensor) -> Tensor:
+        """The probability of drawing one token of each position. (N,) to (N, 1)."""
+        if self.is_greedy:
+            return (self.modes == tokens[:, None]).to(self._logits.dtype) + self._broken
+        return self.probs.gather(1, tokens[:, None])
+
+    def draw(self, uniforms: Tensor) -> Tensor:
+        """Draw one token at each position. (N,) to int64 (N,)."""
+        return self.modes[:, 0] if self.is_greedy else draw(self.probs, uniforms)
+
+    @cached_property
+    def _broken(self) -> Tensor:
+        """NaN where the model gave no distribution, else 0. (N, 1)."""
+        return 0 * self._logits.amax(dim=-1, keepdim=True)
+
 
 class ShippedDistributions(Distributions):
-    """A drafter's, known by the support that it samples from and by facts about its confidences."""
+    """A drafter's, known by the support that it samples from and by facts about its confidences.
 
-    def __init__(self, logits: Tensor, sampling: Sampling, facts: DrafterFacts) -> None:
-        super().__init__(logits, sampling)
+    Args:
+        logits: (N, V), -inf outside the support; None for greedy drafts, whose support is the draft.
+    """
+
+    def __init__(
+        self, drafted: Tensor, logits: Tensor | None, sampling: Sampling, facts: DrafterFacts
+    ) -> None:
+        self.is_greedy = sampling.temperature == 0
         self.peaks = facts.peaks.flatten()[:, None]
         self.entropies = facts.entropies.flatten()[:, None]
         self._of_draft = facts.of_draft.flatten()[:, None]
+        self._drafted, self._sampling = drafted, sampling
+        if logits is not None:
+            self._logits = logits
 
     @cached_property
     def confidences(self) -> Tensor:
@@ -69,13 +99,24 @@ class ShippedDistributions(Distributions):
         raise RuntimeError("the drafter's confidences were not shipped; use transport: float32")
 
     @cached_property
+    def modes(self) -> Tensor:
+        """The most likely token of each position, int64 (N, 1)."""
+        return self._drafted[:, None] if self.is_greedy else self._logits.argmax(-1, keepdim=True)
+
+    @cached_property
     def probs(self) -> Tensor:
-        """The sampling distribution."""
+        """The sampling distribution. Of greedy drafts it is never asked for; see `Positions`."""
         return sampling_distribution(self._logits, self._sampling)
 
     def confidences_in(self, tokens: Tensor) -> Tensor:
         """The confidence in the drafted tokens, which alone are known."""
         return self._of_draft
+
+    def probs_of(self, tokens: Tensor) -> Tensor:
+        """The probability of drawing one token of each position. (N,) to (N, 1)."""
+        if self.is_greedy:
+            return (self.modes == tokens[:, None]).to(self.peaks.dtype)
+        return super().probs_of(tokens)
 
 
 class Positions:
@@ -107,7 +148,7 @@ class Positions:
     @property
     def drafter_probs(self) -> Tensor:
         """q, the drafter's sampling distribution, (M, V)."""
-        return self.drafter.probs[self.index]
+        return self._shared._all_drafter_probs[self.index]
 
     @property
     def verifier_probs(self) -> Tensor:
@@ -175,7 +216,18 @@ class Positions:
         return self.verifier.confidences.gather(1, self.drafter.modes)
 
     @cached_property
+    def _all_drafter_probs(self) -> Tensor:
+        if not self.drafter.is_greedy:
+            return self.drafter.probs
+        # Greedy drafts may have been shipped as tokens alone; the verifier knows the vocabulary.
+        return torch.zeros_like(self.verifier.probs).scatter_(1, self.drafter.modes, 1.0)
+
+    @cached_property
     def _all_total_variation(self) -> Tensor:
+        if self.drafter.is_greedy:
+            return 1 - self.verifier.probs_of(self.drafter.modes[:, 0])
+        if self.verifier.is_greedy:
+            return 1 - self.drafter.probs_of(self.verifier.modes[:, 0])
         return total_variation(self.drafter.probs, self.verifier.probs)[:, None]
 
     @cached_property
@@ -184,5 +236,4 @@ class Positions:
 
     @cached_property
     def _all_draft_probs(self) -> tuple[Tensor, Tensor]:
-        drafted = self.drafted[:, None]
-        return self.drafter.probs.gather(1, drafted), self.verifier.probs.gather(1, drafted)
+        return self.drafter.probs_of(self.drafted), self.verifier.probs_of(self.drafted)

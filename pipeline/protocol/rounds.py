@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.protocol.blocks import Block
-from pipeline.protocol.distributions import draw, is_broken, sampling_distribution
+from pipeline.protocol.distributions import is_broken
 from pipeline.protocol.positions import Distributions, Positions, ShippedDistributions
 from pipeline.randomness import Role, uniforms
 from pipeline.records import Setting
@@ -26,21 +26,25 @@ class Round:
             block.tokens.flatten(),
         )
 
-    @cached_property
-    def accept_uniforms(self) -> Tensor:
-        """(A, D)."""
-        return self._uniforms(Role.ACCEPT)
+    def draws(self, role: Role) -> Tensor:
+        """The uniforms of a role at the drafted columns, (A, D)."""
+        return self._draws[int(role)]
 
     @cached_property
-    def residual_uniforms(self) -> Tensor:
-        """(A, D)."""
-        return self._uniforms(Role.RESIDUAL)
+    def _draws(self) -> Tensor:
+        """All roles at once, (roles, A, D)."""
+        block, roles = self.block, torch.tensor(list(Role), device=self.block.starts.device)
+        columns = torch.arange(self.columns, device=roles.device)
+        positions = (block.starts[:, None] + columns).repeat(1, len(roles))
+        of_column = roles.repeat_interleave(self.columns)
+        draws = uniforms(self.setting.seed, block.keys, block.repeats, positions, of_column)
+        return draws.view(self.lanes, len(roles), self.columns).transpose(0, 1)
 
     @cached_property
     def verifier_tokens(self) -> Tensor:
         """What the verifier itself emits, with the drafter's draws; -1 where it is broken. (A, D)."""
-        draws = self._uniforms(Role.DRAFT).flatten()
-        tokens = draw(self.positions.verifier.probs, draws).view(self.lanes, self.columns)
+        draws = self.draws(Role.DRAFT).flatten()
+        tokens = self.positions.verifier.draw(draws).view(self.lanes, self.columns)
         return tokens.masked_fill(self.verifier_broken[:, : self.columns], -1)
 
     @cached_property
@@ -53,26 +57,18 @@ class Round:
         """Whether one more token fits behind the drafted ones: budget left, text not ended. (A,)."""
         return (self.block.budgets > self.block.num_drafted) & ~self.block.ended
 
-    @cached_property
-    def confident_columns(self) -> Tensor:
-        """Each column's largest drafter confidence. (A, D)."""
-        return self.positions.drafter.peaks.view(self.lanes, self.columns)
-
-    def continue_with(self, rows: Tensor, columns: Tensor, role: Role) -> Tensor:
-        """The verifier's tokens at given columns of given rows, drawn in a role. (R,) to (R,)."""
+    def continue_with(self, rows: Tensor, columns: Tensor, roles: Tensor) -> Tensor:
+        """The verifier's tokens at given columns of given rows, drawn in given roles. (R,) to (R,)."""
         block, positions = self.block, (self.block.starts[rows] + columns)[:, None]
-        draws = uniforms(self.setting.seed, block.keys[rows], block.repeats[rows], positions, role)
+        keys, repeats = block.keys[rows], block.repeats[rows]
+        draws = uniforms(self.setting.seed, keys, repeats, positions, roles[:, None])
         logits = self.verifier_logits[rows, columns]
-        return draw(sampling_distribution(logits, self.setting.sampling), draws[:, 0])
-
-    def _uniforms(self, role: Role) -> Tensor:
-        block = self.block
-        positions = block.starts[:, None] + torch.arange(self.columns, device=block.starts.device)
-        return uniforms(self.setting.seed, block.keys, block.repeats, positions, role)
+        return Distributions(logits, self.setting.sampling).draw(draws[:, 0])
 
 
 def _drafter(block: Block, setting: Setting) -> Distributions:
-    logits = block.drafter_logits.flatten(0, 1)
-    if block.facts is None:
-        return Distributions(logits, setting.drafting)
-    return ShippedDistributions(logits, setting.drafting, block.facts)
+    logits = None if block.drafter_logits is None else block.drafter_logits.flatten(0, 1)
+    if block.facts is not None:
+        return ShippedDistributions(block.tokens.flatten(), logits, setting.drafting, block.facts)
+    assert logits is not None
+    return Distributions(logits, setting.drafting)

@@ -112,6 +112,11 @@ class Kind:
     """Whether the rule reads the drafter's confidence in every token, not its maximum or entropy."""
 
     @property
+    def reads_entropies(self) -> bool:
+        """Whether the rule reads the entropy of the drafter's confidences."""
+        return isinstance(self.target, Kept) and self.target.keep in _ENTROPY_RULES
+
+    @property
     def uses_drafter(self) -> bool:
         """Whether its tokens depend on the drafter."""
         return self.execution is not Execution.VERIFIER_ONLY
@@ -122,6 +127,7 @@ class Kind:
         return self.execution is not Execution.DRAFTER_ONLY
 
 
+_ENTROPY_RULES = (rules.entropy, rules.diff_log, rules.opt_log)
 _UNIT, _SIGNED_UNIT = Range(0, 1), Range(-1, 1)
 _ANY, _POSITIVE = Range(-inf, inf), Range(0, inf)
 

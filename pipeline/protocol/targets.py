@@ -56,7 +56,7 @@ class Target(ABC):
     """T(q, p) of the paper's Algorithm 4."""
 
     is_narrow = True
-    """Whether judging needs no work over the vocabulary, and the residual only the position."""
+    """Whether judging needs no work over the vocabulary; the residual is then `residual_of_verifier`."""
     defers = True
     """Whether there is a choice between the models at all."""
 
@@ -87,8 +87,7 @@ class Kept(Target):
 
     def residual(self, at: Positions, given: Parameters) -> Tensor:
         """max(0, p - q): only deferred positions are ever rejected, and their target is p."""
-        verifier_probs = at.verifier_probs
-        return _or_target(verifier_probs - at.drafter_probs, verifier_probs)
+        return residual_of_verifier(at)
 
     def probabilities(self, at: Positions, given: Parameters) -> Tensor:
         """q or p, chosen for each position."""
@@ -146,7 +145,9 @@ class Lossy(Target):
     def residual(self, at: Positions, given: Parameters) -> Tensor:
         """max(0, p / beta - q)."""
         verifier_probs = at.verifier_probs
-        beta = torch.where(given.beta.isnan(), self._tuned_beta(at, given), given.beta)
+        beta, tuned = given.beta, given.beta.isnan()
+        if tuned.any():
+            beta = torch.where(tuned, self._tuned_beta(at, given), beta)
         return _or_target(verifier_probs / beta - at.drafter_probs, verifier_probs)
 
     def probabilities(self, at: Positions, given: Parameters) -> Tensor:
@@ -196,6 +197,12 @@ class Custom(_Dense):
     def probabilities(self, at: Positions, given: Parameters) -> Tensor:
         """What the function says."""
         return self.function(at.drafter_probs, at.verifier_probs, given.alpha)
+
+
+def residual_of_verifier(at: Positions) -> Tensor:
+    """max(0, p - q), the residual of every narrow target; p where it vanishes. (M, V)."""
+    verifier_probs = at.verifier_probs
+    return _or_target(verifier_probs - at.drafter_probs, verifier_probs)
 
 
 def is_distribution(probs: Tensor) -> Tensor:

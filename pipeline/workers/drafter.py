@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pipeline.models.interface import LanguageModel, ModelBank
+from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
 from pipeline.models.timing import seconds_per_pass
+from pipeline.protocol.blocks import Pairs
+from pipeline.protocol.verification import verify
 from pipeline.records import Setting, Shard, Strategy
-from pipeline.workers.drafting import Drafting
-from pipeline.workers.lanes import EndsText, Finished, Lane, Rulebook, Tally
-from pipeline.workers.transport import Transport, pack
+from pipeline.workers.drafting import Ending, Places, draft_block, ending, own_block
+from pipeline.workers.lanes import EndsText, Finished, Lane, Rulebook, Seats, Tallies, Task
+from pipeline.workers.transport import Transport, pack, reads_entropies
 from pipeline.workers.wire import LaneOpening, VerifyReply, VerifyRequest
+
+PREFILL_TOKENS = 4096
+"""Prompt tokens that a round computes for new examples, so that the lanes under way do not wait."""
+
+_SPLIT_LANES = 4
+"""Times the slots of a bank: when more lanes wait, any bank takes them before new examples."""
 
 
 @dataclass
@@ -29,18 +39,13 @@ class Bank:
 
     name: str
     cache: ModelBank
-    lanes: list[Lane | None]
+    seats: Seats
     setting: int = 0
     round: int = 0
     opened: list[int] = field(default_factory=list)
     """Slots seated since the last round: both models must build their caches."""
-    pairs: list[range] = field(default_factory=list)
-    """Rows of the reply that belong to each slot."""
-
-    @property
-    def held(self) -> list[int]:
-        """The slots in use."""
-        return [slot for slot, lane in enumerate(self.lanes) if lane is not None]
+    waiting: dict[int, deque[Lane]] = field(default_factory=dict)
+    """Lanes that split off here and wait for a slot, by setting."""
 
 
 class DrafterWorker:
@@ -50,6 +55,7 @@ class DrafterWorker:
 
     Args:
         ends_text: says whether output ids hold one of the settings' stop strings; None without any.
+        trace: whether the run keeps traces, which tell of both models whatever a strategy needs.
     """
 
     def __init__(
@@ -62,21 +68,24 @@ class DrafterWorker:
         slots: int,
         ends_text: EndsText | None = None,
         transport: Transport = "float32",
+        trace: bool = False,
     ) -> None:
         self.name = name
         self._transport = transport
         self.model = model
         self.rulebooks = [Rulebook(tuple(strategies), setting, ends_text) for setting in settings]
         self.slots = slots
+        self._uses_drafter = trace or bool(self.rulebooks[0].uses_drafter.any())
+        self._uses_verifier = trace or bool(self.rulebooks[0].uses_verifier.any())
+        self._entropies = reads_entropies(strategies)
         # A verifier must not take a restarted drafter for the dead one of the same name.
         incarnation = uuid.uuid4().hex[:8]
         self.banks = [
-            Bank(f"{name}/{incarnation}/{index}", model.bank(slots), [None] * slots)
+            Bank(f"{name}/{incarnation}/{index}", model.bank(slots), Seats(slots))
             for index in range(banks)
         ]
-        # Lanes that wait for a slot, for each setting: those that split off, and new examples.
-        self._split: list[deque[Lane]] = [deque() for _ in settings]
         self._new: list[deque[Lane]] = [deque() for _ in settings]
+        """Examples that nobody has begun, for each setting."""
 
     def step_seconds(self) -> float:
         """Seconds of one drafted token at batch 1."""
@@ -89,45 +98,158 @@ class DrafterWorker:
         """
         outcomes = 0
         for number, rulebook in enumerate(self.rulebooks):
+            everyone = range(len(rulebook.strategies))
             for example in shard.examples:
                 for repeat in range(rulebook.setting.repeats if example.error is None else 0):
-                    tallies = {
-                        index: Tally.empty(rulebook.setting)
-                        for index in range(len(rulebook.strategies))
-                    }
-                    lane = Lane.first(example, repeat, number, shard.index, tallies)
-                    self._new[number].append(lane)
-                    outcomes += len(tallies)
+                    task = Task(example, repeat, number, shard.index)
+                    self._new[number].append(Lane(task, Tallies.empty(everyone, rulebook.setting)))
+                    outcomes += len(everyone)
         return outcomes
+
+    def has_work(self, bank: Bank) -> bool:
+        """Whether a bank has lanes to decode, or could be given some."""
+        if bank.seats.held:
+            return True
+        return any(self._waits(number) for number in range(len(self.rulebooks)))
 
     def seat(self, bank: Bank) -> bool:
         """Give the lowest free slots to lanes that wait. Whether the bank has anything to decode.
 
-        Lanes that split off go before new examples, so that the lanes in the making stay bounded. A
-        bank takes up another setting only when it is empty.
+        A bank takes up another setting only when it is empty. What is left of a bank when nothing
+        waits moves to its lowest slots, so that no slot below the last one in use idles along.
         """
-        if not bank.held:
-            queues = zip(self._split, self._new, strict=True)
-            waiting = [number for number, queue in enumerate(queues) if any(queue)]
+        seats = bank.seats
+        if len(seats.free) == seats.slots:
+            waiting = [number for number in range(len(self.rulebooks)) if self._waits(number)]
             bank.setting = waiting[0] if waiting else bank.setting
-        for slot, lane in enumerate(bank.lanes):
-            source = self._split[bank.setting] or self._new[bank.setting]
-            if lane is None and source:
-                bank.lanes[slot] = source.popleft()
-                bank.opened.append(slot)
-        return bool(bank.held)
+        seated = list(zip(seats.free, self._lanes_for(bank, len(seats.free)), strict=False))
+        if seated:
+            seats.seat(seated)
+            bank.opened.extend(slot for slot, _ in seated)
+        held, free = seats.held, seats.free
+        while free and held and free[0] < held[-1]:
+            source, target = held.pop(), free.pop(0)
+            seats.move(source, target)
+            bank.opened = [slot for slot in bank.opened if slot != source] + [target]
+        return bool(seats.held)
 
-    @torch.inference_mode()
-    def draft(self, bank: Bank) -> VerifyRequest:
-        """Draft a block for all lanes of the bank."""
-        openings, bank.opened = _openings(bank, bank.opened), []
-        # Free slots below the last one in use idle along; the lowest are filled first.
-        lanes = bank.lanes[: bank.held[-1] + 1]
-        drafting = Drafting(bank.cache, lanes, self.rulebooks[bank.setting], self._transport)
-        drafting.open(openings)
-        logits, tokens = drafting.run()
-        ending = drafting.ending(logits, tokens)
-        bank.pairs = _pair_ranges(lanes)
+    def draft(self, bank: Bank) -> VerifyRequest | VerifyReply:
+        """Draft a block for all lanes of the bank.
+
+        A run without any strategy that needs the verifier is judged here at once. In a run without
+        any that needs the drafter nothing is drafted: the verifier goes on by itself.
+        """
+        with torch.inference_mode():
+            openings, bank.opened = _openings(bank, bank.opened), []
+            lanes = bank.seats.held[-1] + 1
+            places = self._places(bank, lanes)
+            columns = min(self._setting(bank).draft_length, int(places.budgets.max()))
+            if not self._uses_drafter:
+                return self._request_without_draft(bank, places, columns, openings)
+            bank.cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in openings])
+            return self._drafted(bank, places, columns, openings)
+
+    def reopened(self, bank: Bank, request: VerifyRequest) -> VerifyRequest:
+        """The same round for a verifier that lost the bank: every lane is opened from its tokens."""
+        return replace(request, fresh=True, openings=_openings(bank, bank.seats.held))
+
+    def apply(self, bank: Bank, reply: VerifyReply) -> Sequence[Finished]:
+        """Advance every lane by its verdicts; lanes that split off wait for a slot."""
+        step = bank.seats.advance(reply, self.rulebooks[bank.setting], bank.name)
+        bank.waiting.setdefault(bank.setting, deque()).extend(step.split)
+        bank.round += 1
+        return step.finished
+
+    def _setting(self, bank: Bank) -> Setting:
+        return self.rulebooks[bank.setting].setting
+
+    # --- who gets a slot ----------------------------------------------------------------------------
+
+    def _waits(self, setting: int) -> bool:
+        return bool(self._new[setting]) or any(bank.waiting.get(setting) for bank in self.banks)
+
+    def _lanes_for(self, bank: Bank, slots: int) -> Iterator[Lane]:
+        """Up to so many lanes for a bank.
+
+        First those that split off here, since its caches hold most of them, then new examples. When
+        many wait elsewhere those go first, so that the lanes in the making stay bounded.
+        """
+        own = bank.waiting.get(bank.setting) or deque()
+        others = [b.waiting[bank.setting] for b in self.banks if b.waiting.get(bank.setting)]
+        many = sum(map(len, others)) > _SPLIT_LANES * self.slots
+        new, prefill = self._new[bank.setting], 0
+        for _ in range(slots):
+            longest = max(others, key=len, default=own)
+            if own:
+                yield own.pop()
+            elif longest and (many or not new):
+                yield longest.popleft()
+            elif new and prefill < PREFILL_TOKENS:
+                prefill += len(new[0].task.example.prompt_ids)
+                yield new.popleft()
+
+    # --- what is asked of the verifier --------------------------------------------------------------
+
+    def _places(self, bank: Bank, lanes: int) -> Places:
+        seats = bank.seats
+        left = self._setting(bank).max_new_tokens - seats.lengths[:lanes]
+        held = np.array([task is not None for task in seats.tasks[:lanes]])
+        return Places(
+            starts=seats.lengths[:lanes].copy(),
+            budgets=np.where(held, left, 0),
+            keys=seats.keys[:lanes].copy(),
+            repeats=seats.repeats[:lanes].copy(),
+        )
+
+    def _drafted(
+        self, bank: Bank, places: Places, columns: int, openings: tuple[LaneOpening, ...]
+    ) -> VerifyRequest | VerifyReply:
+        setting, lanes = self._setting(bank), len(places.starts)
+        last = bank.seats.last_tokens(lanes)
+        draws = places.draws(setting.seed, columns, bank.cache.device)
+        logits, tokens = draft_block(
+            bank.cache, last, places.starts, draws, setting.drafting, self._transport
+        )
+        room = bank.cache.room(places.starts, slice(0, lanes))
+        ends = ending(logits, self._ends_text(bank, tokens), places.budgets, room)
+        if not self._uses_verifier:
+            return self._judged_alone(bank, places, logits, tokens, ends)
+        return self._request(
+            bank,
+            places,
+            openings,
+            columns=columns,
+            last_tokens=last[:, 1],
+            tokens=tokens.cpu().numpy(),
+            draft=pack(self._transport, logits, tokens, setting, self._entropies),
+            num_drafted=ends.num_drafted.cpu().numpy(),
+            ended=ends.ended.cpu().numpy(),
+            exhausted=ends.exhausted.cpu().numpy(),
+        )
+
+    def _request_without_draft(
+        self, bank: Bank, places: Places, columns: int, openings: tuple[LaneOpening, ...]
+    ) -> VerifyRequest:
+        lanes = len(places.starts)
+        # Who ends a text at a stop string is known here only, token by token.
+        columns = 1 if self.rulebooks[bank.setting].ends_text else columns
+        return self._request(
+            bank,
+            places,
+            openings,
+            columns=columns,
+            last_tokens=bank.seats.last_tokens(lanes)[:, 1],
+            tokens=np.zeros((lanes, 0), dtype=np.int64),
+            draft=None,
+            num_drafted=np.zeros(lanes, dtype=np.int64),
+            ended=np.zeros(lanes, dtype=bool),
+            exhausted=np.zeros(lanes, dtype=bool),
+        )
+
+    def _request(
+        self, bank: Bank, places: Places, openings: tuple[LaneOpening, ...], **drafted: Any
+    ) -> VerifyRequest:
+        assert bank.seats.tallies is not None
         return VerifyRequest(
             bank=bank.name,
             setting=bank.setting,
@@ -135,45 +257,46 @@ class DrafterWorker:
             round=bank.round,
             fresh=bank.round == 0,
             openings=openings,
-            last_tokens=drafting.last_tokens[:, 1].numpy(),
-            tokens=tokens.cpu().numpy(),
-            draft=pack(self._transport, logits, tokens, self.rulebooks[bank.setting].setting),
-            num_drafted=ending.num_drafted.cpu().numpy(),
-            ended=ending.ended.cpu().numpy(),
-            exhausted=ending.exhausted.cpu().numpy(),
-            budgets=drafting.budgets.numpy(),
-            starts=drafting.starts.numpy(),
-            keys=drafting.keys.numpy(),
-            repeats=drafting.repeats.numpy(),
-            pair_rows=np.repeat(np.arange(len(lanes)), [len(pairs) for pairs in bank.pairs]),
-            pair_strategies=np.array([i for lane in lanes if lane for i in lane.tallies]),
+            **vars(places),
+            pair_rows=bank.seats.pair_slots,
+            pair_strategies=bank.seats.tallies.strategies,
+            **drafted,
         )
 
-    def reopened(self, bank: Bank, request: VerifyRequest) -> VerifyRequest:
-        """The same round for a verifier that lost the bank: every lane is opened from its tokens."""
-        return replace(request, fresh=True, openings=_openings(bank, bank.held))
+    def _judged_alone(
+        self, bank: Bank, places: Places, logits: Tensor, tokens: Tensor, ends: Ending
+    ) -> VerifyReply:
+        """The verdicts of a drafter that works alone: every drafted token is its own."""
+        assert bank.seats.tallies is not None
+        device = tokens.device
+        block = own_block(logits, tokens, ends, places)
+        pairs = Pairs(
+            torch.from_numpy(bank.seats.pair_slots).to(device),
+            torch.from_numpy(bank.seats.tallies.strategies).to(device),
+        )
+        rulebook = self.rulebooks[bank.setting]
+        verdicts = verify(block, logits, pairs, rulebook.strategies, rulebook.setting)
+        return VerifyReply.of(bank.round, verdicts)
 
-    def apply(self, bank: Bank, reply: VerifyReply) -> list[Finished]:
-        """Advance every lane by its verdicts; lanes that split off wait for a slot of any bank."""
-        finished: list[Finished] = []
-        for slot, pairs in enumerate(bank.pairs):
-            if (lane := bank.lanes[slot]) is None:
-                continue
-            step = self.rulebooks[bank.setting].advance(lane, pairs, reply)
-            finished.extend(step.finished)
-            bank.lanes[slot] = step.lanes[0] if step.lanes else None
-            self._split[bank.setting].extend(step.lanes[1:])
-        bank.round += 1
-        return finished
-
-
-def _pair_ranges(lanes: Sequence[Lane | None]) -> list[range]:
-    ends = np.cumsum([len(lane.tallies) if lane else 0 for lane in lanes]).tolist()
-    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    def _ends_text(self, bank: Bank, tokens: Tensor) -> Tensor:
+        """Whether each drafted token ends the text: an end-of-text id, or a stop string. (A, D)."""
+        rulebook = self.rulebooks[bank.setting]
+        ends = torch.isin(tokens, tokens.new_tensor(rulebook.setting.eos_token_ids))
+        if rulebook.ends_text is None:
+            return ends
+        drafted = tokens.tolist()
+        for slot in bank.seats.held:
+            written = bank.seats.output_ids(slot).tolist()
+            for column in range(tokens.shape[1]):
+                text = (*written, *drafted[slot][: column + 1])
+                ends[slot, column] |= rulebook.ends_text(text)
+        return ends
 
 
 def _openings(bank: Bank, slots: Sequence[int]) -> tuple[LaneOpening, ...]:
-    lanes = [(slot, bank.lanes[slot]) for slot in slots]
+    tasks = [(slot, bank.seats.tasks[slot]) for slot in slots]
     return tuple(
-        LaneOpening(slot, lane.example.prompt_ids, lane.output_ids) for slot, lane in lanes if lane
+        LaneOpening(slot, task.example.prompt_ids, tuple(bank.seats.output_ids(slot).tolist()))
+        for slot, task in tasks
+        if task is not None
     )

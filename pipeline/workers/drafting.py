@@ -1,19 +1,43 @@
-"""Drafting one block: token by token, for all lanes of a bank."""
+"""Drafting one block: token by token, for all lanes of a bank.
+
+A verifier that no drafter works for drafts too: it then judges its own block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.interface import ModelBank, SlotContent
-from pipeline.protocol.distributions import draw, is_broken, sampling_distribution
+from pipeline.models.interface import ModelBank
+from pipeline.protocol.blocks import Block
+from pipeline.protocol.distributions import is_broken
+from pipeline.protocol.positions import Distributions
 from pipeline.randomness import Role, uniforms
-from pipeline.workers.lanes import Lane, Rulebook
-from pipeline.workers.transport import Transport, rounded
-from pipeline.workers.wire import LaneOpening
+from pipeline.records import Sampling
+from pipeline.workers.transport import Transport, as_tensor, rounded
+from pipeline.workers.wire import Ints
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the blocks of the first A slots go. (A,) each; free slots among them idle along."""
+
+    starts: Ints
+    """The output position of each block's first token."""
+    budgets: Ints
+    """How many tokens each lane may still write; 0 where none is held."""
+    keys: Ints
+    repeats: Ints
+
+    def draws(self, seed: int, columns: int, device: torch.device) -> Tensor:
+        """The uniforms that the block is drawn with, (A, D)."""
+        here = torch.device("cpu")
+        keys, repeats = as_tensor(self.keys, here), as_tensor(self.repeats, here)
+        positions = torch.from_numpy(self.starts[:, None] + np.arange(columns))
+        return uniforms(seed, keys, repeats, positions, Role.DRAFT).to(device)
 
 
 @dataclass(frozen=True)
@@ -25,90 +49,64 @@ class Ending:
     exhausted: Tensor
 
 
-class Drafting:
-    """The block of the first A slots of a bank; free slots among them idle along.
+def draft_block(
+    cache: ModelBank,
+    last_tokens: Ints,
+    starts: Ints,
+    draws: Tensor,
+    sampling: Sampling,
+    transport: Transport = "float32",
+) -> tuple[Tensor, Tensor]:
+    """Draft token by token.
 
     Args:
-        cache: the drafter's slots.
-        lanes: who sits in the first A slots.
+        last_tokens: int64 (A, L), what each lane wrote last: all that its cache may lack. A drafter
+            lacks two tokens behind a block taken whole, a verifier one.
+        draws: float64 (A, D).
+
+    Returns:
+        Logits (A, D, V) and the tokens (A, D) drawn from them.
     """
+    fed = as_tensor(last_tokens, cache.device)
+    offsets = starts - last_tokens.shape[1]
+    logits, tokens = [], []
+    for column in range(draws.shape[1]):
+        logits.append(rounded(transport, cache.feed(fed, offsets, keep=1)[:, 0]))
+        tokens.append(Distributions(logits[-1], sampling).draw(draws[:, column]))
+        fed, offsets = tokens[-1][:, None], starts + column
+    return torch.stack(logits, dim=1), torch.stack(tokens, dim=1)
 
-    def __init__(
-        self,
-        cache: ModelBank,
-        lanes: Sequence[Lane | None],
-        rulebook: Rulebook,
-        transport: Transport,
-    ) -> None:
-        self._cache, self._lanes, self._rulebook = cache, lanes, rulebook
-        self._transport = transport
-        self._setting = rulebook.setting
-        outputs = [lane.output_ids if lane else () for lane in lanes]
-        limit = self._setting.max_new_tokens
-        self.starts = torch.tensor([len(ids) for ids in outputs])
-        self.budgets = torch.tensor([limit - len(lane.output_ids) if lane else 0 for lane in lanes])
-        self.keys = torch.tensor([lane.key if lane else 0 for lane in lanes])
-        self.repeats = torch.tensor([lane.repeat if lane else 0 for lane in lanes])
-        self.last_tokens = torch.tensor([(0, 0, *ids)[-2:] for ids in outputs])
-        self._columns = min(self._setting.draft_length, int(self.budgets.max()))
 
-    def open(self, openings: Sequence[LaneOpening]) -> None:
-        """Build the caches of lanes that took a slot, where the drafter's context holds them."""
-        contents = [SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in openings]
-        self._cache.open([content for content in contents if self._cache.room(content) > 0])
+def ending(logits: Tensor, ends_text: Tensor, budgets: Ints, room: Ints) -> Ending:
+    """A block ends at the budget, the end of the text, a broken drafter, its full context.
 
-    def run(self) -> tuple[Tensor, Tensor]:
-        """Draft token by token. Returns logits (A, D, V) and the tokens (A, D) drawn from them.
+    Args:
+        ends_text: bool (A, D), whether each drafted token ends the text.
+        room: how many tokens each lane's drafter can still draft, (A,).
+    """
+    columns, device = ends_text.shape[1], ends_text.device
+    behind_end, broken = _first(ends_text) + 1, _first(is_broken(logits))
+    budget, full = (as_tensor(values, device) for values in (budgets, room))
+    limits = torch.stack([behind_end, broken, budget, full])
+    num_drafted = limits.amin(dim=0).clamp_max(columns)
+    return Ending(num_drafted, num_drafted == behind_end, num_drafted == full)
 
-        The first step feeds the last two tokens: after a block taken whole the cache is two behind.
-        """
-        device = self._cache.device
-        starts, draws = self.starts.to(device), self._draws().to(device)
-        fed = self.last_tokens.to(device)
-        offsets = starts[:, None] + torch.tensor([-2, -1], device=device)
-        logits, tokens = [], []
-        for column in range(self._columns):
-            raw = self._cache.feed(fed, offsets, keep=1)[:, 0]
-            logits.append(rounded(self._transport, raw))
-            probs = sampling_distribution(logits[-1], self._setting.drafting)
-            tokens.append(draw(probs, draws[:, column]))
-            fed, offsets = tokens[-1][:, None], (starts + column)[:, None]
-        return torch.stack(logits, dim=1), torch.stack(tokens, dim=1)
 
-    def ending(self, logits: Tensor, tokens: Tensor) -> Ending:
-        """A block ends at the budget, the end of the text, a broken drafter, its full context."""
-        ends = self._ends_text(tokens)
-        behind_end = _first(ends) + 1
-        room = self._room().to(tokens.device)
-        limits = [behind_end, _first(is_broken(logits)), room]
-        limits.append(self.budgets.to(tokens.device))
-        num_drafted = torch.stack(limits).amin(dim=0).clamp_max(self._columns)
-        exhausted = num_drafted == room
-        return Ending(num_drafted, num_drafted == behind_end, exhausted)
-
-    def _ends_text(self, tokens: Tensor) -> Tensor:
-        """Whether each drafted token ends the text: an end-of-text id, or a stop string. (A, D)."""
-        ends = torch.isin(tokens, tokens.new_tensor(self._setting.eos_token_ids))
-        ends_text = self._rulebook.ends_text
-        if ends_text is None:
-            return ends
-        for row, (lane, drafted) in enumerate(zip(self._lanes, tokens.tolist(), strict=True)):
-            for column in range(self._columns if lane else 0):
-                text = (*lane.output_ids, *drafted[: column + 1]) if lane else ()
-                ends[row, column] |= ends_text(text)
-        return ends
-
-    def _room(self) -> Tensor:
-        """How many tokens each lane's drafter can still draft, (A,)."""
-        contents = [
-            SlotContent(slot, lane.example.prompt_ids, lane.output_ids) if lane else None
-            for slot, lane in enumerate(self._lanes)
-        ]
-        return torch.tensor([self._cache.room(c) if c else self._columns for c in contents])
-
-    def _draws(self) -> Tensor:
-        positions = self.starts[:, None] + torch.arange(self._columns)
-        return uniforms(self._setting.seed, self.keys, self.repeats, positions, Role.DRAFT)
+def own_block(logits: Tensor, tokens: Tensor, ends: Ending, places: Places) -> Block:
+    """The block of a model that works alone, to be judged where it was drafted."""
+    device = tokens.device
+    starts, budgets, keys, repeats = (as_tensor(values, device) for values in vars(places).values())
+    return Block(
+        tokens=tokens,
+        drafter_logits=logits,
+        num_drafted=ends.num_drafted,
+        ended=ends.ended,
+        exhausted=ends.exhausted,
+        budgets=budgets,
+        starts=starts,
+        keys=keys,
+        repeats=repeats,
+    )
 
 
 def _first(flags: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The draft/verify pipeline of one drafter: several banks in flight, so that both models work.
 
-One coroutine drives each bank: draft a block, wait for its verification, apply it. While one bank
-waits for the verifier, another drafts. Nothing here knows Ray: verification is an awaitable, and
-model work goes through `compute`, which may run it in another thread.
+One coroutine drives each bank: apply the last verdicts, draft a block, wait for its verification.
+While one bank waits for the verifier, another drafts. Nothing here knows Ray: verification is an
+awaitable, and model work goes through `compute`, which may run it in another thread.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
-from pipeline.records import Outcome, Shard, ShardResult, WorkerStats
+from pipeline.records import Outcome, Shard, ShardResult
 from pipeline.workers.drafter import Bank, DrafterWorker
 from pipeline.workers.lanes import Finished
+from pipeline.workers.ledger import Ledger
 from pipeline.workers.verifier import StaleBankError, VerifierWorker
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
@@ -42,32 +44,34 @@ class VerifierEngine:
 
     Args:
         compute: runs model work; it must run one piece at a time.
-        node: where the verifier is.
     """
 
-    def __init__(self, name: str, worker: VerifierWorker, compute: Compute, node: str = "") -> None:
-        self.stats = WorkerStats(name, node)
+    def __init__(self, worker: VerifierWorker, compute: Compute, ledger: Ledger) -> None:
+        self.ledger = ledger
         self._worker = worker
         self._compute = compute
 
     async def verify(self, request: VerifyRequest) -> VerifyReply:
         """Judge a block. Raises `StaleBankError` as the worker does."""
-        return await self._compute(lambda: self._timed(request))
+        arrived = time.perf_counter()
+        return await self._compute(lambda: self._timed(request, arrived))
 
     async def step_seconds(self) -> float:
         """Seconds of the verification of one block at batch 1."""
         return await self._compute(self._worker.step_seconds)
 
-    def _timed(self, request: VerifyRequest) -> VerifyReply:
+    def _timed(self, request: VerifyRequest, arrived: float) -> VerifyReply:
         started = time.perf_counter()
-        reply = self._worker.verify(request)
-        self.stats = replace(
-            self.stats,
-            rounds=self.stats.rounds + 1,
-            lane_rounds=self.stats.lane_rounds + request.num_lanes,
-            busy_seconds=self.stats.busy_seconds + time.perf_counter() - started,
+        with self.ledger.busy("verify", request.bank):
+            reply = self._worker.verify(request)
+        queued, busy = started - arrived, time.perf_counter() - started
+        self.ledger.count(
+            rounds=1,
+            lane_rounds=request.num_lanes,
+            pair_rounds=len(request.pair_rows),
+            queue_seconds=queued,
         )
-        return reply
+        return replace(reply, queue_seconds=queued, busy_seconds=busy)
 
 
 @dataclass
@@ -79,13 +83,21 @@ class _Ticket:
     outcomes: list[Outcome] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """What a bank's turn in the model thread gave: the ends of a round, and the next block."""
+
+    finished: Sequence[Finished]
+    drafted: VerifyRequest | VerifyReply | None
+    """None where the bank has nothing to decode."""
+
+
 class DrafterEngine:
     """Decodes shards with one drafter and the verifiers it is linked to.
 
     Args:
         verifiers: bank b of the drafter uses link `b mod len(verifiers)`.
         compute: runs model work; it must run one piece at a time.
-        node: where the drafter is, for the rows.
     """
 
     def __init__(
@@ -93,9 +105,9 @@ class DrafterEngine:
         worker: DrafterWorker,
         verifiers: Sequence[VerifierLink],
         compute: Compute,
-        node: str = "",
+        ledger: Ledger,
     ) -> None:
-        self.stats = WorkerStats(worker.name, node)
+        self.ledger = ledger
         self._worker = worker
         self._links = {
             bank.name: verifiers[index % len(verifiers)] for index, bank in enumerate(worker.banks)
@@ -126,9 +138,9 @@ class DrafterEngine:
         return ShardResult(
             shard=shard.index,
             outcomes=tuple(ticket.outcomes),
-            drafter=self.stats.name,
+            drafter=self.ledger.name,
             verifier=",".join(verifiers),
-            node=self.stats.node,
+            node=self.ledger.stats.node,
         )
 
     async def step_seconds(self) -> float:
@@ -146,44 +158,58 @@ class DrafterEngine:
             self._drivers = [asyncio.create_task(self._drive(bank)) for bank in self._worker.banks]
 
     async def _drive(self, bank: Bank) -> None:
+        """Turn after turn: apply the last verdicts, draft the next block, have it verified."""
+        reply: VerifyReply | None = None
         try:
             while True:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._worker.seat(bank))
-                self._deliver(await self._round(bank))
+                turn = await self._compute(partial(self._turn, bank, reply))
+                self._deliver(turn.finished)
                 await self._notify()
+                reply = await self._verdicts(bank, turn.drafted)
         except Exception as error:  # the shards' owners are told; see `decode`
             self._fail(error)
 
-    async def _round(self, bank: Bank) -> list[Finished]:
-        """Draft, have it verified, apply."""
-        request = await self._compute(lambda: self._draft(bank))
-        reply = await self._verify(bank, request)
-        started = time.perf_counter()
-        finished = self._worker.apply(bank, reply)
-        self.stats = replace(
-            self.stats,
-            rounds=self.stats.rounds + 1,
-            lane_rounds=self.stats.lane_rounds + request.num_lanes,
-            outcomes=self.stats.outcomes + len(finished),
-            busy_seconds=self.stats.busy_seconds + time.perf_counter() - started,
-            bytes_sent=self.stats.bytes_sent + request.nbytes,
+    def _turn(self, bank: Bank, reply: VerifyReply | None) -> _Turn:
+        """All of the worker's state is changed here, in the thread of its model."""
+        finished: Sequence[Finished] = ()
+        if reply is not None:
+            with self.ledger.busy("apply", bank.name):
+                finished = self._worker.apply(bank, reply)
+            self.ledger.count(outcomes=len(finished))
+        if not self._worker.has_work(bank):
+            return _Turn(finished, None)
+        with self.ledger.busy("draft", bank.name):
+            self._worker.seat(bank)
+            drafted = self._worker.draft(bank)
+        self.ledger.count(
+            rounds=1, lane_rounds=len(bank.seats.held), pair_rounds=len(bank.seats.pair_slots)
         )
-        return finished
+        return _Turn(finished, drafted)
 
-    def _draft(self, bank: Bank) -> VerifyRequest:
-        started = time.perf_counter()
-        request = self._worker.draft(bank)
-        busy = self.stats.busy_seconds + time.perf_counter() - started
-        self.stats = replace(self.stats, busy_seconds=busy)
-        return request
+    async def _verdicts(
+        self, bank: Bank, drafted: VerifyRequest | VerifyReply | None
+    ) -> VerifyReply | None:
+        """The verdicts on a block; where nothing was drafted, None as soon as there is work."""
+        if drafted is None:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._worker.has_work(bank))
+            return None
+        return await self._verify(bank, drafted) if isinstance(drafted, VerifyRequest) else drafted
 
     async def _verify(self, bank: Bank, request: VerifyRequest) -> VerifyReply:
         verify = self._links[bank.name].verify
+        sent = time.perf_counter()
         try:
-            return await verify(request)
+            reply = await verify(request)
         except StaleBankError:
-            return await verify(self._worker.reopened(bank, request))
+            request = await self._compute(partial(self._worker.reopened, bank, request))
+            sent = time.perf_counter()
+            reply = await verify(request)
+        back = time.perf_counter()
+        self.ledger.span("in flight", bank.name, sent, back)
+        there = reply.queue_seconds + reply.busy_seconds
+        self.ledger.count(transfer_seconds=back - sent - there, bytes_sent=request.nbytes)
+        return reply
 
     def _deliver(self, finished: Iterable[Finished]) -> None:
         for item in finished:

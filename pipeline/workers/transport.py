@@ -76,13 +76,24 @@ def rounded(transport: Transport, logits: Tensor) -> Tensor:
     return logits.bfloat16().float() if transport == "bfloat16" else logits
 
 
-def pack(transport: Transport, logits: Tensor, tokens: Tensor, setting: Setting) -> Packed:
-    """Pack a block's logits (A, D, V), from which its tokens (A, D) were drawn."""
+def reads_entropies(strategies: Sequence[Strategy]) -> bool:
+    """Whether a rule reads the entropy of the drafter's confidences."""
+    return any(KINDS[strategy.use].reads_entropies for strategy in strategies)
+
+
+def pack(
+    transport: Transport, logits: Tensor, tokens: Tensor, setting: Setting, entropies: bool
+) -> Packed:
+    """Pack a block's logits (A, D, V), from which its tokens (A, D) were drawn.
+
+    Args:
+        entropies: whether a rule reads them; they cost more than all the rest.
+    """
     if transport == "float32":
         return Packed(logits.cpu().numpy())
     if transport == "bfloat16":
         return Packed(logits.bfloat16().view(torch.int16).cpu().numpy())
-    facts = _facts(logits, tokens, setting).cpu().numpy()
+    facts = _facts(logits, tokens, setting, entropies).cpu().numpy()
     if transport == "tokens":
         return Packed(np.empty((*tokens.shape, 0), np.float32), None, facts)
     assert setting.drafting.top_k is not None
@@ -94,10 +105,13 @@ def pack(transport: Transport, logits: Tensor, tokens: Tensor, setting: Setting)
     return Packed(values.cpu().numpy(), support.to(torch.int32).cpu().numpy(), facts)
 
 
-def unpack(packed: Packed, tokens: Tensor, vocabulary: int) -> tuple[Tensor, DrafterFacts | None]:
+def unpack(
+    packed: Packed, tokens: Tensor, vocabulary: int
+) -> tuple[Tensor | None, DrafterFacts | None]:
     """The logits (A, D, V) that sampling is done from, and what the drafter said beside them.
 
-    Outside a support they are -inf, so that the same arithmetic gives the same bits as on the whole.
+    Tokens alone have no logits. Outside a support they are -inf, so that the same arithmetic gives
+    the same bits as on the whole.
     """
     device = tokens.device
     logits = as_tensor(packed.logits, device)
@@ -106,9 +120,9 @@ def unpack(packed: Packed, tokens: Tensor, vocabulary: int) -> tuple[Tensor, Dra
     if packed.facts is None:
         return logits, None
     facts = DrafterFacts(*as_tensor(packed.facts, device).unbind(dim=-1))
-    empty = torch.full((*tokens.shape, vocabulary), -torch.inf, device=device)
     if packed.support is None:
-        return empty.scatter(-1, tokens[..., None], 0.0), facts
+        return None, facts
+    empty = torch.full((*tokens.shape, vocabulary), -torch.inf, device=device)
     return empty.scatter(-1, as_tensor(packed.support, device).long(), logits), facts
 
 
@@ -120,9 +134,10 @@ def as_tensor(array: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
-def _facts(logits: Tensor, tokens: Tensor, setting: Setting) -> Tensor:
-    """What rules read of the drafter's confidences, (A, D, 3)."""
+def _facts(logits: Tensor, tokens: Tensor, setting: Setting, entropies: bool) -> Tensor:
+    """What rules read of the drafter's confidences, (A, D, 3); NaN what they do not."""
     all_of_it = Distributions(logits.flatten(0, 1), setting.drafting)
     of_draft = all_of_it.confidences.gather(1, tokens.flatten()[:, None])
-    facts = torch.cat([all_of_it.peaks, all_of_it.entropies, of_draft], dim=1)
+    entropy = all_of_it.entropies if entropies else torch.full_like(of_draft, torch.nan)
+    facts = torch.cat([all_of_it.peaks, entropy, of_draft], dim=1)
     return facts.view(*tokens.shape, 3)

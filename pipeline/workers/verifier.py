@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
 from pipeline.models.timing import seconds_per_pass
+from pipeline.protocol.blocks import Block
 from pipeline.protocol.verification import verify
 from pipeline.records import Setting, Strategy
+from pipeline.workers.drafting import Places, draft_block, ending, own_block
 from pipeline.workers.transport import as_tensor
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
@@ -72,19 +74,29 @@ class VerifierWorker:
     def _judge(self, cache: ModelBank, request: VerifyRequest) -> VerifyReply:
         cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in request.openings])
         setting = self.settings[request.setting]
-        block = request.block(self.model.device, self.model.vocabulary)
+        if request.draft is None:
+            block = self._own_block(cache, request, setting)
+            logits = block.drafter_logits
+            assert logits is not None
+        else:
+            block = request.block(self.model.device, self.model.vocabulary)
+            # Scored are the drafted positions, and one more for the bonus of Algorithm 4.
+            columns = request.columns + (setting.bonus == "verifier")
+            last = as_tensor(request.last_tokens, self.model.device)
+            fed = torch.cat([last[:, None], block.tokens], dim=1)[:, :columns]
+            logits = cache.feed(fed, request.starts - 1, keep=columns)
         pairs = request.pairs(self.model.device)
-        last = as_tensor(request.last_tokens, self.model.device)
-        # Scored are the drafted positions, and one more for the bonus of Algorithm 4.
-        columns = block.tokens.shape[1] + (setting.bonus == "verifier")
-        fed, offsets = _fed(last, block.tokens, block.starts)
-        logits = cache.feed(fed[:, :columns], offsets[:, :columns], keep=columns)
         verdicts = verify(block, logits, pairs, self.strategies, setting, self.trace)
         return VerifyReply.of(request.round, verdicts)
 
-
-def _fed(last: Tensor, tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """The last emitted token and the drafted ones behind it, with their offsets."""
-    fed = torch.cat([last[:, None], tokens], dim=1)
-    columns = torch.arange(fed.shape[1], device=fed.device)
-    return fed, starts[:, None] - 1 + columns
+    def _own_block(self, cache: ModelBank, request: VerifyRequest, setting: Setting) -> Block:
+        """What the verifier writes when no drafter works for it; it will keep every token."""
+        places = Places(request.starts, request.budgets, request.keys, request.repeats)
+        draws = places.draws(setting.seed, request.columns, cache.device)
+        logits, tokens = draft_block(
+            cache, request.last_tokens[:, None], request.starts, draws, setting.sampling
+        )
+        ends_text = torch.isin(tokens, tokens.new_tensor(setting.eos_token_ids))
+        unlimited = np.full_like(request.starts, request.columns + 1)
+        ends = ending(logits, ends_text, request.budgets, unlimited)
+        return own_block(logits, tokens, ends, places)

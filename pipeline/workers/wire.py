@@ -30,6 +30,7 @@ class LaneOpening:
 class VerifyRequest:
     """One round of one bank. Arrays are those of `Block` and `Pairs`; A lanes, D columns.
 
+    Without a `draft` no drafter works for these lanes: the verifier draws up to `columns` tokens itself.
     `last_tokens` is what each lane emitted last, int64 (A,); a lane that emitted nothing is at
     `starts` 0 and the verifier takes the last token of its own prefix.
     """
@@ -42,9 +43,10 @@ class VerifyRequest:
     fresh: bool
     """Whether the verifier must forget what it holds of the bank: every lane is among the openings."""
     openings: tuple[LaneOpening, ...]
+    columns: int
     last_tokens: Ints
     tokens: Ints
-    draft: Packed
+    draft: Packed | None
     num_drafted: Ints
     ended: Bools
     exhausted: Bools
@@ -68,6 +70,7 @@ class VerifyRequest:
 
     def block(self, device: torch.device, vocabulary: int) -> Block:
         """The draft block on the verifier's device."""
+        assert self.draft is not None
         tokens = as_tensor(self.tokens, device)
         logits, facts = unpack(self.draft, tokens, vocabulary)
         return Block(
@@ -101,6 +104,10 @@ class VerifyReply:
     origins: Ints
     deferred: Bools
     thoughts: Floats
+    queue_seconds: float = 0.0
+    """How long the request waited for the verifier."""
+    busy_seconds: float = 0.0
+    """How long the verifier worked on it."""
 
     @classmethod
     def of(cls, round_number: int, verdicts: Verdicts) -> VerifyReply:
