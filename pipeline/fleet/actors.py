@@ -24,6 +24,7 @@ from pipeline.config import DrafterRole, VerifierRole
 from pipeline.fleet.interface import FleetPlan
 from pipeline.fleet.placement import bundles_of, place
 from pipeline.models.determinism import prepare_numerics
+from pipeline.models.memory import keep_freed_memory
 from pipeline.records import Shard, ShardResult, Span, StepTimes, WorkerStats
 from pipeline.workers.engine import VerifierLink
 from pipeline.workers.wire import VerifyReply, VerifyRequest
@@ -48,6 +49,7 @@ class VerifierActor:
 
     def __init__(self, name: str, plan: FleetPlan) -> None:
         prepare_numerics()
+        keep_freed_memory()
         compute = _ModelThread(plan.cluster.verifier.num_cpus)
         self._engine = plan.verifier_engine(name, compute, _node())
 
@@ -79,6 +81,7 @@ class DrafterActor:
         self, name: str, plan: FleetPlan, verifiers: Sequence[tuple[str, ActorHandle]]
     ) -> None:
         prepare_numerics()
+        keep_freed_memory()
         links = [VerifierLink(other, partial(_verify, handle)) for other, handle in verifiers]
         compute = _ModelThread(plan.cluster.drafter.num_cpus)
         self._engine = plan.drafter_engine(name, links, compute, _node())

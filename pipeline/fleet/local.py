@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pipeline.fleet.interface import FleetPlan
 from pipeline.models.determinism import prepare_numerics
+from pipeline.models.memory import keep_freed_memory
 from pipeline.records import Shard, ShardResult, Span, StepTimes, WorkerStats
 from pipeline.workers.engine import DrafterEngine, VerifierEngine, VerifierLink
 from pipeline.workers.ledger import Ledger
@@ -28,6 +29,7 @@ class LocalFleet:
         """Load all models."""
         plan = self._plan
         roles = (plan.cluster.drafter, plan.cluster.verifier)
+        keep_freed_memory()
         prepare_numerics(threads=max(1, int(max(role.num_cpus for role in roles))))
         self._verifiers = [
             plan.verifier_engine(name, _inline, node="local") for name in plan.verifier_names()

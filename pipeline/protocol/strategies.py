@@ -112,9 +112,15 @@ class Kind:
     """Whether the rule reads the drafter's confidence in every token, not its maximum or entropy."""
 
     @property
-    def reads_entropies(self) -> bool:
-        """Whether the rule reads the entropy of the drafter's confidences."""
-        return isinstance(self.target, Kept) and self.target.keep in _ENTROPY_RULES
+    def facts_read(self) -> frozenset[str]:
+        """Which of the `DrafterFacts` it needs; for the risk, too, where there is a choice."""
+        keep = self.target.keep if isinstance(self.target, Kept) else None
+        reads = {"entropies"} if keep in _ENTROPY_RULES else set()
+        if self.execution is Execution.DRAFTER_ONLY:
+            reads.add("of_draft")
+        elif self.target is not None and self.target.defers and keep is not rules.always_defer:
+            reads.add("peaks")
+        return frozenset(reads)
 
     @property
     def uses_drafter(self) -> bool:

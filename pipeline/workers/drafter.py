@@ -23,7 +23,7 @@ from pipeline.protocol.verification import verify
 from pipeline.records import Setting, Shard, Strategy
 from pipeline.workers.drafting import Ending, Places, draft_block, ending, own_block
 from pipeline.workers.lanes import EndsText, Finished, Lane, Rulebook, Seats, Tallies, Task
-from pipeline.workers.transport import Transport, pack, reads_entropies
+from pipeline.workers.transport import Transport, facts_read, pack
 from pipeline.workers.wire import LaneOpening, VerifyReply, VerifyRequest
 
 PREFILL_TOKENS = 4096
@@ -77,7 +77,7 @@ class DrafterWorker:
         self.slots = slots
         self._uses_drafter = trace or bool(self.rulebooks[0].uses_drafter.any())
         self._uses_verifier = trace or bool(self.rulebooks[0].uses_verifier.any())
-        self._entropies = reads_entropies(strategies)
+        self._facts_read = facts_read(strategies)
         # A verifier must not take a restarted drafter for the dead one of the same name.
         incarnation = uuid.uuid4().hex[:8]
         self.banks = [
@@ -221,7 +221,7 @@ class DrafterWorker:
             columns=columns,
             last_tokens=last[:, 1],
             tokens=tokens.cpu().numpy(),
-            draft=pack(self._transport, logits, tokens, setting, self._entropies),
+            draft=pack(self._transport, logits, tokens, setting, self._facts_read),
             num_drafted=ends.num_drafted.cpu().numpy(),
             ended=ends.ended.cpu().numpy(),
             exhausted=ends.exhausted.cpu().numpy(),

@@ -15,7 +15,7 @@ The first two cannot serve a rule that reads the drafter's confidence in every t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,24 +76,28 @@ def rounded(transport: Transport, logits: Tensor) -> Tensor:
     return logits.bfloat16().float() if transport == "bfloat16" else logits
 
 
-def reads_entropies(strategies: Sequence[Strategy]) -> bool:
-    """Whether a rule reads the entropy of the drafter's confidences."""
-    return any(KINDS[strategy.use].reads_entropies for strategy in strategies)
+def facts_read(strategies: Sequence[Strategy]) -> frozenset[str]:
+    """Which of the `DrafterFacts` the rules of a run read."""
+    return frozenset().union(*(KINDS[strategy.use].facts_read for strategy in strategies))
 
 
 def pack(
-    transport: Transport, logits: Tensor, tokens: Tensor, setting: Setting, entropies: bool
+    transport: Transport,
+    logits: Tensor,
+    tokens: Tensor,
+    setting: Setting,
+    facts_read: frozenset[str] = frozenset(DrafterFacts.__annotations__),
 ) -> Packed:
     """Pack a block's logits (A, D, V), from which its tokens (A, D) were drawn.
 
     Args:
-        entropies: whether a rule reads them; they cost more than all the rest.
+        facts_read: the facts to ship beside a support; the others are NaN.
     """
     if transport == "float32":
         return Packed(logits.cpu().numpy())
     if transport == "bfloat16":
         return Packed(logits.bfloat16().view(torch.int16).cpu().numpy())
-    facts = _facts(logits, tokens, setting, entropies).cpu().numpy()
+    facts = _facts(logits, tokens, setting, facts_read).cpu().numpy()
     if transport == "tokens":
         return Packed(np.empty((*tokens.shape, 0), np.float32), None, facts)
     assert setting.drafting.top_k is not None
@@ -134,10 +138,14 @@ def as_tensor(array: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
-def _facts(logits: Tensor, tokens: Tensor, setting: Setting, entropies: bool) -> Tensor:
+def _facts(logits: Tensor, tokens: Tensor, setting: Setting, facts_read: frozenset[str]) -> Tensor:
     """What rules read of the drafter's confidences, (A, D, 3); NaN what they do not."""
-    all_of_it = Distributions(logits.flatten(0, 1), setting.drafting)
-    of_draft = all_of_it.confidences.gather(1, tokens.flatten()[:, None])
-    entropy = all_of_it.entropies if entropies else torch.full_like(of_draft, torch.nan)
-    facts = torch.cat([all_of_it.peaks, entropy, of_draft], dim=1)
-    return facts.view(*tokens.shape, 3)
+    positions = Distributions(logits.flatten(0, 1), setting.drafting)
+    ask: dict[str, Callable[[], Tensor]] = {
+        "peaks": lambda: positions.peaks,
+        "entropies": lambda: positions.entropies,
+        "of_draft": lambda: positions.confidences_in(tokens.flatten()),
+    }
+    unknown = torch.full_like(logits[..., :1].flatten(0, 1), torch.nan)
+    facts = [known() if name in facts_read else unknown for name, known in ask.items()]
+    return torch.cat(facts, dim=1).view(*tokens.shape, len(facts))
