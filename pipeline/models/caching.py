@@ -48,7 +48,7 @@ class CachedBank(ModelBank):
         super().__init__(slots, owner.device, owner.context, owner.effort)
         device = owner.device
         # Rows behind the slots stand in for lanes where there are too few.
-        self._cache = SlotCache(max(slots, MIN_ROWS), layers)
+        self._cache = SlotCache(max(slots, MIN_ROWS), layers, owner.is_compiled)
         self._is_compiled = owner.is_compiled
         self._min_rows = 1 if lone else MIN_ROWS
         self._held = torch.full((self._cache.slots, 0), _NOTHING, device=device)

@@ -92,8 +92,6 @@ class SlotLayer(CacheLayerMixin):
         self.keys = key_states.new_zeros(*shape, self._store.columns, key_states.shape[3])
         self.values = value_states.new_zeros(*shape, self._store.columns, value_states.shape[3])
         self._heads = torch.arange(heads, device=key_states.device)[None, :, None]
-        for tensor in (self.keys, self.values):
-            mark_static_address(tensor)  # CUDA graphs then write to it in place
         self.is_initialized = True
 
     def grow(self) -> None:
@@ -102,6 +100,10 @@ class SlotLayer(CacheLayerMixin):
             missing = self._store.columns - self.keys.shape[2]
             self.keys = pad(self.keys, (0, 0, 0, missing))
             self.values = pad(self.values, (0, 0, 0, missing))
+
+    def keep_address(self) -> None:
+        """Let CUDA graphs write to the cache where it lies."""
+        if self.is_initialized:
             for tensor in (self.keys, self.values):
                 mark_static_address(tensor)
 
@@ -145,8 +147,9 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache:
     """The self-attention cache of a bank: one `SlotLayer` a layer, and the feed in progress."""
 
-    def __init__(self, slots: int, layers: int) -> None:
+    def __init__(self, slots: int, layers: int, is_compiled: bool = False) -> None:
         self.slots = slots
+        self._is_compiled = is_compiled
         self.columns = 0
         self.layers = [SlotLayer(self) for _ in range(layers)]
         self.cache = Cache(layers=self.layers)
@@ -165,6 +168,9 @@ class SlotCache:
             self.columns = in_columns(feed.columns)
             for layer in self.layers:
                 layer.grow()
+        if self._is_compiled:
+            for layer in self.layers:
+                layer.keep_address()
         return feed
 
 
