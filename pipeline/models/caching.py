@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
 from pipeline.models.interface import Bools, Ints, LanguageModel, ModelBank, SlotContent
 from pipeline.models.slots import COLUMNS, COMPILED_COLUMNS, MIN_ROWS, Feed, SlotCache, in_columns
@@ -24,13 +25,16 @@ REGISTER = 16
 """Columns that attention sums at once."""
 
 _NOTHING = -1
-_SIMILAR = 0.75
-"""Sequences go through a pass together if the shortest is not shorter than this share of the longest."""
+_PASS_WEIGHTS = {"cpu": 1.5e8, "cuda": 1e11}
+"""Weights that a device multiplies with one token in the time that it takes to set a pass going.
+
+Rough: it decides no result, only how much padding is worth a pass."""
 
 
 class CachedModel(LanguageModel):
     """A `transformers` model whose steps can be compiled."""
 
+    model: PreTrainedModel
     is_compiled = False
 
     @abstractmethod
@@ -50,6 +54,7 @@ class CachedBank(ModelBank):
         # Rows behind the slots stand in for lanes where there are too few.
         self._cache = SlotCache(max(slots, MIN_ROWS), layers, owner.is_compiled)
         self._is_compiled = owner.is_compiled
+        self._pass_tokens = _PASS_WEIGHTS.get(device.type, 0.0) / owner.model.num_parameters()
         self._min_rows = 1 if lone else MIN_ROWS
         self._held = torch.full((self._cache.slots, 0), _NOTHING, device=device)
         """The token that each column of each slot holds."""
@@ -92,7 +97,7 @@ class CachedBank(ModelBank):
         missing = lengths - 1 - common
         fresh = ((common == 0) & (missing > 0)).nonzero()[0]
         behind = ((common > 0) & (missing > 0)).nonzero()[0]
-        for members in of_similar_length(lengths[fresh]):
+        for members in of_similar_length(lengths[fresh], self._pass_tokens):
             self._prefill(rows[fresh[members]], [sequences[index] for index in fresh[members]])
         if len(behind):
             tails = [sequences[index][common[index] : -1] for index in behind]
@@ -163,14 +168,21 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     return torch.compile(function, dynamic=False, mode=mode)
 
 
-def of_similar_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indexes of sequences that go through a pass together without much padding, the longest first."""
+def of_similar_length(lengths: Sequence[int], pass_tokens: float) -> Iterator[list[int]]:
+    """Indexes of sequences that go through a pass together, the longest first.
+
+    Args:
+        pass_tokens: a pass costs about as much as so many tokens beside its own; where padding the
+            shorter sequences would cost more, they get a pass of their own.
+    """
     together: list[int] = []
+    padding = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        longest = in_columns(lengths[together[0]], REGISTER) if together else 0
-        if in_columns(lengths[index], REGISTER) < _SIMILAR * longest:
+        width = in_columns(lengths[index], REGISTER)
+        padding += in_columns(lengths[together[0]], REGISTER) - width if together else 0
+        if padding > pass_tokens:
             yield together
-            together = []
+            together, padding = [], 0
         together.append(index)
     if together:
         yield together

@@ -157,7 +157,7 @@ class Seq2SeqBank(CachedBank):
         for content in contents:
             slots.setdefault(tuple(content.prompt_ids), []).append(content.slot)
         prompts = list(slots)
-        for members in of_similar_length([len(prompt) for prompt in prompts]):
+        for members in of_similar_length([len(p) for p in prompts], self._pass_tokens):
             together = [prompts[index] for index in members]
             self._encode_together(together, [slots[prompt] for prompt in together])
 
