@@ -7,6 +7,7 @@ Paths are relative to the working directory.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -179,13 +180,17 @@ class Job(_Config):
 
 
 class DrafterRole(_Config):
-    """How many drafters, what each is given, and its banks: slots that go through a round together."""
+    """How many drafters, what each is given, and its banks: slots that go through a round together.
+
+    Three banks hide the way to the verifier; `auto` is the smallest number from three up that deals
+    all verifiers equally many, two or more.
+    """
 
     replicas: Positive = 1
     num_cpus: Annotated[float, Field(ge=0)] = 1
     num_gpus: Annotated[float, Field(ge=0)] = 0
     resources: dict[str, float] = {}
-    banks: Positive = 3
+    banks: Positive | Literal["auto"] = "auto"
     slots: Positive = 32
 
 
@@ -198,12 +203,43 @@ class VerifierRole(_Config):
     resources: dict[str, float] = {}
 
 
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class FailureConfig(_Config):
+    """What is tried when something fails, and how long is waited for it."""
+
+    attempts: Positive = 3
+    """How often a shard is begun before it is taken apart, example by example."""
+    restarts: Annotated[int, Field(ge=-1)] = 20
+    """How often a worker that died is started again; -1 is without end."""
+    start_seconds: Seconds = 900
+    """How long a worker may take to load its model."""
+    block_seconds: Seconds = 300
+    """How long the verification of one block may take before the verifier is taken to hang."""
+    silence_seconds: Seconds = 60
+    """How long a worker may leave a call unanswered before it is taken to hang."""
+
+
 class ClusterConfig(_Config):
     """Where the workers go: the resources of each role and the Ray placement strategy."""
 
     drafter: DrafterRole = DrafterRole()
     verifier: VerifierRole = VerifierRole()
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    failure: FailureConfig = FailureConfig()
+
+    @property
+    def banks(self) -> int:
+        """The banks of each drafter."""
+        if self.drafter.banks != "auto":
+            return self.drafter.banks
+        drafters, verifiers = self.drafter.replicas, self.verifier.replicas
+        return next(
+            banks
+            for banks in itertools.count(3)
+            if drafters * banks % verifiers == 0 and drafters * banks >= 2 * verifiers
+        )
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:

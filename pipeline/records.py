@@ -212,6 +212,7 @@ class WorkerStats:
 
     name: str
     node: str = ""
+    pid: int = 0
     rounds: int = 0
     lane_rounds: int = 0
     pair_rounds: int = 0
@@ -223,6 +224,8 @@ class WorkerStats:
     queue_seconds: float = 0.0
     """Of a verifier: how long blocks waited for it, all together."""
     transfer_seconds: float = 0.0
+    retries: int = 0
+    """Blocks that were sent again because a verifier was lost."""
     bytes_sent: int = 0
     positions_stepped: int = 0
     """Drafted or scored, idle slots too."""

@@ -7,6 +7,7 @@ and writes each as it is finished; a folder that already holds some is carried o
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from pipeline.data.shards import check_dataset, count_examples, iter_shards
 from pipeline.fleet.actors import RayFleet
 from pipeline.fleet.interface import Fleet, FleetPlan
 from pipeline.fleet.local import LocalFleet
-from pipeline.fleet.scheduler import Lease, lease_shards
+from pipeline.fleet.scheduler import Lease, Scheduler
 from pipeline.models.determinism import is_batch_invariant, prepare_numerics
 from pipeline.models.pairing import Pairing, check_pair
 from pipeline.models.stopping import text_before
@@ -33,6 +34,7 @@ from pipeline.protocol.strategies import (
 )
 from pipeline.quality.metrics import Metric, load_metrics, score
 from pipeline.records import Outcome, Setting, StepTimes, Strategy, WorkerStats
+from pipeline.results.lock import locked
 from pipeline.results.manifest import check_same_run, make_manifest, write_manifest
 from pipeline.results.rows import FinishedShard, InvariantError, RowLayout, shard_table
 from pipeline.results.timeline import write_timeline
@@ -78,6 +80,8 @@ class Finished:
     workers: tuple[WorkerStats, ...]
     decoding_seconds: float = 0.0
     """From all models loaded to the last shard written."""
+    retries: int = 0
+    """Shards that failed and were dealt again."""
 
     @property
     def efficiency(self) -> float:
@@ -159,9 +163,14 @@ def run(prepared: Prepared, watcher: Watcher, timeline: Path | None = None) -> F
         timeline: where to write what each worker did when, as a Chrome trace.
 
     Raises:
-        JobError: the folder belongs to another job.
+        JobError: the folder belongs to another job, or another run works in it.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, which clusters send; finished shards are kept.
     """
+    with locked(prepared.output):
+        return _run_alone(prepared, watcher, timeline)
+
+
+def _run_alone(prepared: Prepared, watcher: Watcher, timeline: Path | None) -> Finished:
     prepare_numerics()
     manifest = make_manifest(prepared.job, {"batch_invariant": is_batch_invariant()})
     check_same_run(prepared.output, manifest)
@@ -182,6 +191,11 @@ async def _run(prepared: Prepared, watcher: Watcher, timeline: Path | None) -> F
         total = prepared.num_examples * prepared.rows_per_example
     watcher.started(rows_found, total)
     written = examples = 0
+    shards = iter_shards(prepared.job.dataset, prepared.reader, skip=found)
+    first = next(shards, None)
+    if first is None:  # nothing is left, so no model is loaded
+        _check_complete(prepared, found, 0, 0)
+        return Finished(len(found), 0, loop.time() - started, ())
     async with _fleet(prepared, timeline is not None) as fleet:
         _stop_on_sigterm()  # again: Ray's start puts a handler of its own in place
         times = await _step_times(prepared, fleet)
@@ -189,8 +203,8 @@ async def _run(prepared: Prepared, watcher: Watcher, timeline: Path | None) -> F
         ready = loop.time()
         watch = asyncio.create_task(_watch(fleet, watcher, rows_found))
         try:
-            shards = iter_shards(prepared.job.dataset, prepared.reader, skip=found)
-            async for lease in lease_shards(shards, fleet.drafters):
+            scheduler = Scheduler(fleet.drafters, prepared.cluster.failure.attempts)
+            async for lease in scheduler.leases(itertools.chain([first], shards)):
                 await asyncio.to_thread(_write, prepared, lease, times)
                 written += 1
                 examples += len(lease.shard.examples)
@@ -201,7 +215,9 @@ async def _run(prepared: Prepared, watcher: Watcher, timeline: Path | None) -> F
         if timeline is not None:
             write_timeline(timeline, await fleet.timeline())
     _check_complete(prepared, found, written, examples)
-    finished = Finished(len(found), written, loop.time() - started, workers, decoding)
+    finished = Finished(
+        len(found), written, loop.time() - started, workers, decoding, scheduler.retries
+    )
     _write_workers(prepared.output, finished)
     return finished
 
@@ -259,6 +275,7 @@ def _write(prepared: Prepared, lease: Lease, times: StepTimes) -> None:
         result=replace(lease.result, outcomes=outcomes),
         predictions=predictions,
         scores=score(prepared.metrics, predictions, of_outcome),
+        attempts=lease.attempts,
     )
     write_shard(prepared.output, lease.shard.index, shard_table(layout, finished))
 

@@ -8,8 +8,10 @@ already holds the next block, which is what hides the round trip.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -17,19 +19,28 @@ from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential_jitter,
+)
 
-from pipeline.config import DrafterRole, VerifierRole
+from pipeline.config import DrafterRole, FailureConfig, VerifierRole
 from pipeline.fleet.interface import FleetPlan
 from pipeline.fleet.placement import bundles_of, place
 from pipeline.models.determinism import prepare_numerics
 from pipeline.models.memory import keep_freed_memory
 from pipeline.records import Shard, ShardResult, Span, StepTimes, WorkerStats
-from pipeline.workers.engine import VerifierLink
+from pipeline.workers.engine import VerifierLink, VerifierLostError
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 Result = TypeVar("Result")
+
+_LOG = logging.getLogger(__name__)
 
 
 class _ModelThread:
@@ -77,12 +88,14 @@ class VerifierActor:
 class DrafterActor:
     """A drafter in its own process, linked to the verifiers it calls."""
 
-    def __init__(
-        self, name: str, plan: FleetPlan, verifiers: Sequence[tuple[str, ActorHandle]]
-    ) -> None:
+    def __init__(self, name: str, plan: FleetPlan, verifiers: Sequence[tuple[str, str]]) -> None:
         prepare_numerics()
         keep_freed_memory()
-        links = [VerifierLink(other, partial(_verify, handle)) for other, handle in verifiers]
+        limit = plan.cluster.failure.block_seconds
+        # Handles among the arguments would have to outlive the driver's for a restart; names need not.
+        handles = [(other, ray.get_actor(known)) for other, known in verifiers]
+        links = [VerifierLink(other, partial(_verify, handle, limit)) for other, handle in handles]
+        self._verifiers = [handle for _, handle in handles]
         compute = _ModelThread(plan.cluster.drafter.num_cpus)
         self._engine = plan.drafter_engine(name, links, compute, _node())
 
@@ -90,9 +103,18 @@ class DrafterActor:
         """The process id, when the model is loaded."""
         return os.getpid()
 
-    async def decode(self, shard: Shard) -> ShardResult:
-        """All outcomes of a shard."""
-        return await self._engine.decode(shard)
+    async def take(self, shard: Shard) -> int:
+        """Queue a shard; its ticket comes back when there is room for another."""
+        return await self._engine.take(shard)
+
+    async def outcomes(self, ticket: int) -> ShardResult:
+        """All outcomes of a shard that was taken."""
+        return await self._engine.outcomes(ticket)
+
+    async def recover(self) -> None:
+        """Forget what was under way. Raises `ActorDiedError` if a verifier is gone for good."""
+        await self._engine.recover()
+        await asyncio.gather(*(verifier.ready.remote() for verifier in self._verifiers))
 
     async def stats(self) -> WorkerStats:
         """What it did so far."""
@@ -110,14 +132,24 @@ class DrafterActor:
 class RemoteDrafter:
     """A drafter's actor as the scheduler sees it."""
 
-    def __init__(self, name: str, actor: ActorHandle) -> None:
+    def __init__(self, name: str, actor: ActorHandle, start_seconds: float) -> None:
         self.name = name
         self.actor = actor
+        self._start_seconds = start_seconds
 
-    async def decode(self, shard: Shard) -> ShardResult:
-        """All outcomes of the shard."""
-        result: ShardResult = await self.actor.decode.remote(shard)
+    async def take(self, shard: Shard) -> int:
+        """Queue a shard; its ticket comes back when there is room for another."""
+        ticket: int = await self.actor.take.remote(shard)
+        return ticket
+
+    async def outcomes(self, ticket: int) -> ShardResult:
+        """All outcomes of a shard that was taken."""
+        result: ShardResult = await self.actor.outcomes.remote(ticket)
         return result
+
+    async def recover(self) -> None:
+        """Wait until Ray has started it again, if it died, and let it begin afresh."""
+        await _when_available(self.actor.recover.remote, self._start_seconds)
 
 
 class RayFleet:
@@ -130,8 +162,10 @@ class RayFleet:
     def __init__(self, plan: FleetPlan, address: str | None = None) -> None:
         self._plan = plan
         self._address = address
+        self._run = uuid.uuid4().hex
         self._started_ray = False
         self._group: PlacementGroup | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._verifiers: list[ActorHandle] = []
         self._drafters: list[RemoteDrafter] = []
 
@@ -141,7 +175,12 @@ class RayFleet:
             await asyncio.to_thread(self._connect)
             self._group = await asyncio.to_thread(place, self._plan.cluster)
             self._create()
-            await asyncio.gather(*(actor.ready.remote() for actor in self._actors()))
+            limits = self._plan.cluster.failure
+            await asyncio.wait_for(
+                asyncio.gather(*(actor.ready.remote() for actor in self._actors())),
+                limits.start_seconds,
+            )
+            self._watches = [asyncio.create_task(_watch(a, limits)) for a in self._actors()]
         except BaseException:
             self._release()
             raise
@@ -163,7 +202,9 @@ class RayFleet:
 
     async def stats(self) -> list[WorkerStats]:
         """What each worker did so far."""
-        return list(await asyncio.gather(*(actor.stats.remote() for actor in self._actors())))
+        calls = (actor.stats.remote() for actor in self._actors())
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        return [stats for stats in found if isinstance(stats, WorkerStats)]
 
     async def timeline(self) -> list[Span]:
         """All that the workers did."""
@@ -195,14 +236,21 @@ class RayFleet:
         plan = self._plan
         for name in plan.verifier_names():
             options = self._options(places[name], plan.cluster.verifier)
-            actor = ray.remote(VerifierActor).options(**options).remote(name, plan)
+            known = self._known(name)
+            actor = ray.remote(VerifierActor).options(name=known, **options).remote(name, plan)
             self._verifiers.append(actor)
         for index, name in enumerate(plan.drafter_names()):
             numbers = plan.verifiers_of(index)
-            links = [(f"verifier-{number}", self._verifiers[number]) for number in numbers]
+            others = [f"verifier-{number}" for number in numbers]
+            links = [(other, self._known(other)) for other in others]
             options = self._options(places[name], plan.cluster.drafter)
             actor = ray.remote(DrafterActor).options(**options).remote(name, plan, links)
-            self._drafters.append(RemoteDrafter(name, actor))
+            limit = plan.cluster.failure.start_seconds
+            self._drafters.append(RemoteDrafter(name, actor, limit))
+
+    def _known(self, name: str) -> str:
+        """An actor's name in the cluster, where other runs may have actors of the same name."""
+        return f"speccascade/{self._run}/{name}"
 
     def _options(self, bundle: int, role: DrafterRole | VerifierRole) -> dict[str, Any]:
         return {
@@ -210,6 +258,9 @@ class RayFleet:
             "num_gpus": role.num_gpus,
             "resources": role.resources or None,
             "max_concurrency": 1000,
+            "max_restarts": self._plan.cluster.failure.restarts,
+            # A restarted worker has forgotten its lanes; who called it knows what to do.
+            "max_task_retries": 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             ),
@@ -217,6 +268,8 @@ class RayFleet:
 
     def _release(self) -> None:
         """End the actors by removing their group, and the Ray that was started for them."""
+        for watch in self._watches:
+            watch.cancel()
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
@@ -225,9 +278,54 @@ class RayFleet:
             self._started_ray = False
 
 
-async def _verify(verifier: ActorHandle, request: VerifyRequest) -> VerifyReply:
-    reply: VerifyReply = await verifier.verify.remote(request)
+async def _verify(verifier: ActorHandle, limit: float, request: VerifyRequest) -> VerifyReply:
+    """Have a block judged; a verifier that takes longer than the limit is started again.
+
+    Raises:
+        VerifierLostError: it died, or it hung, and is started again.
+        ActorDiedError: it is gone for good.
+    """
+    try:
+        reply: VerifyReply = await asyncio.wait_for(verifier.verify.remote(request), limit)
+    except TimeoutError as error:
+        await asyncio.to_thread(ray.kill, verifier, no_restart=False)
+        raise VerifierLostError(f"a block was not judged within {limit:g} s") from error
+    except ActorUnavailableError as error:
+        raise VerifierLostError(str(error)) from error
     return reply
+
+
+async def _when_available(call: Callable[[], Awaitable[Result]], seconds: float) -> Result:
+    """Call an actor that may just be starting again. Raises what it raises when time is up."""
+    tries = AsyncRetrying(
+        # `ActorDiedError`, the other one, says that it will not come back.
+        retry=retry_if_exception_type(ActorUnavailableError),
+        wait=wait_exponential_jitter(multiplier=0.2, max=5),
+        stop=stop_after_delay(seconds),
+        reraise=True,
+    )
+    async for attempt in tries:
+        with attempt:
+            return await asyncio.wait_for(call(), seconds)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _watch(actor: ActorHandle, limits: FailureConfig) -> None:
+    """Start a worker again that leaves calls unanswered: a hang is invisible to Ray."""
+    while True:
+        await asyncio.sleep(limits.silence_seconds / 4)
+        try:
+            await asyncio.wait_for(actor.ready.remote(), limits.silence_seconds)
+        except TimeoutError:
+            _LOG.warning(
+                "a worker was silent for %g s and is started again", limits.silence_seconds
+            )
+            await asyncio.to_thread(ray.kill, actor, no_restart=False)
+            await _when_available(actor.ready.remote, limits.start_seconds)
+        except ActorUnavailableError:
+            await _when_available(actor.ready.remote, limits.start_seconds)
+        except RayActorError:
+            return  # gone for good; whoever calls it hears so
 
 
 def _node() -> str:

@@ -26,8 +26,18 @@ class Drafter(Protocol):
     def name(self) -> str:
         """As it stands in the rows."""
 
-    async def decode(self, shard: Shard) -> ShardResult:
-        """All outcomes of the shard; several shards may be under way."""
+    async def take(self, shard: Shard) -> int:
+        """Queue a shard; its ticket comes back when there is room for another.
+
+        Raises:
+            Whatever went wrong; all shards under way at this drafter are then lost.
+        """
+
+    async def outcomes(self, ticket: int) -> ShardResult:
+        """All outcomes of a shard that was taken. Raises as `take` does."""
+
+    async def recover(self) -> None:
+        """Make it ready for shards after it failed. Raises if it is gone for good."""
 
 
 class Fleet(Protocol):
@@ -86,7 +96,7 @@ class FleetPlan:
         """The verifiers of a drafter, bank by bank: all banks of the fleet are dealt round robin."""
         role = self.cluster.drafter
         verifiers = self.cluster.verifier.replicas
-        return [(drafter + bank * role.replicas) % verifiers for bank in range(role.banks)]
+        return [(drafter + bank * role.replicas) % verifiers for bank in range(self.cluster.banks)]
 
     def load_drafter(self, name: str) -> DrafterWorker:
         """Load the drafter in this process."""
@@ -99,7 +109,7 @@ class FleetPlan:
             model,
             self.strategies,
             self.settings,
-            role.banks,
+            self.cluster.banks,
             role.slots,
             StopStrings(load_tokenizer(self.models.verifier), stop) if stop else None,
             self.transport,
@@ -118,7 +128,8 @@ class FleetPlan:
         """Load a drafter in this process and put its banks between it and its verifiers."""
         worker = self.load_drafter(name)
         ledger = Ledger(name, node, worker.model.effort, self.timeline)
-        return DrafterEngine(worker, verifiers, compute, ledger)
+        patience = self.cluster.failure.start_seconds + self.cluster.failure.silence_seconds
+        return DrafterEngine(worker, verifiers, compute, ledger, patience)
 
     def verifier_engine(self, name: str, compute: Compute, node: str) -> VerifierEngine:
         """Load a verifier in this process."""

@@ -80,9 +80,17 @@ class LocalDrafter:
         self.name = name
         self.engine = engine
 
-    async def decode(self, shard: Shard) -> ShardResult:
-        """All outcomes of the shard."""
-        return await self.engine.decode(shard)
+    async def take(self, shard: Shard) -> int:
+        """Queue a shard; its ticket comes back when there is room for another."""
+        return await self.engine.take(shard)
+
+    async def outcomes(self, ticket: int) -> ShardResult:
+        """All outcomes of a shard that was taken."""
+        return await self.engine.outcomes(ticket)
+
+    async def recover(self) -> None:
+        """Forget what was under way."""
+        await self.engine.recover()
 
 
 def _link(verifier: VerifierEngine) -> VerifierLink:

@@ -78,50 +78,63 @@ class DrafterWorker:
         self._uses_drafter = trace or bool(self.rulebooks[0].uses_drafter.any())
         self._uses_verifier = trace or bool(self.rulebooks[0].uses_verifier.any())
         self._facts_read = facts_read(strategies)
-        # A verifier must not take a restarted drafter for the dead one of the same name.
+        self.banks: list[Bank] = []
+        self._num_banks = banks
+        self._new: list[deque[Lane]] = []
+        """Examples that nobody has begun, for each setting."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all lanes."""
+        # A verifier must not take new banks, or those of a restarted drafter, for the old ones.
         incarnation = uuid.uuid4().hex[:8]
         self.banks = [
-            Bank(f"{name}/{incarnation}/{index}", model.bank(slots), Seats(slots))
-            for index in range(banks)
+            Bank(
+                f"{self.name}/{incarnation}/{index}", self.model.bank(self.slots), Seats(self.slots)
+            )
+            for index in range(self._num_banks)
         ]
-        self._new: list[deque[Lane]] = [deque() for _ in settings]
-        """Examples that nobody has begun, for each setting."""
+        self._new = [deque() for _ in self.rulebooks]
 
     def step_seconds(self) -> float:
         """Seconds of one drafted token at batch 1."""
         return seconds_per_pass(self.model, 1)
 
-    def add(self, shard: Shard) -> int:
+    def add(self, shard: Shard, ticket: int = 0) -> int:
         """Queue all examples of a shard; how many outcomes it will have comes back.
 
-        Examples with an error have nothing to decode.
+        The ends of its texts carry the ticket. Examples with an error have nothing to decode.
         """
         outcomes = 0
         for number, rulebook in enumerate(self.rulebooks):
             everyone = range(len(rulebook.strategies))
             for example in shard.examples:
                 for repeat in range(rulebook.setting.repeats if example.error is None else 0):
-                    task = Task(example, repeat, number, shard.index)
+                    task = Task(example, repeat, number, ticket)
                     self._new[number].append(Lane(task, Tallies.empty(everyone, rulebook.setting)))
                     outcomes += len(everyone)
         return outcomes
+
+    def has_room(self) -> bool:
+        """Whether fewer examples wait than there are slots."""
+        return sum(map(len, self._new)) < len(self.banks) * self.slots
 
     def has_work(self, bank: Bank) -> bool:
         """Whether a bank has lanes to decode, or could be given some."""
         if bank.seats.held:
             return True
-        return any(self._waits(number) for number in range(len(self.rulebooks)))
+        return any(self._waiting(number) for number in range(len(self.rulebooks)))
 
     def seat(self, bank: Bank) -> bool:
         """Give the lowest free slots to lanes that wait. Whether the bank has anything to decode.
 
-        A bank takes up another setting only when it is empty. What is left of a bank when nothing
-        waits moves to its lowest slots, so that no slot below the last one in use idles along.
+        A bank takes up another setting only when it is empty, the one that most lanes wait for. What
+        is left of a bank when nothing waits moves to its lowest slots, so that no slot below the last
+        one in use idles along.
         """
         seats = bank.seats
         if len(seats.free) == seats.slots:
-            waiting = [number for number in range(len(self.rulebooks)) if self._waits(number)]
-            bank.setting = waiting[0] if waiting else bank.setting
+            bank.setting = max(range(len(self.rulebooks)), key=self._waiting)
         seated = list(zip(seats.free, self._lanes_for(bank, len(seats.free)), strict=False))
         if seated:
             seats.seat(seated)
@@ -165,8 +178,10 @@ class DrafterWorker:
 
     # --- who gets a slot ----------------------------------------------------------------------------
 
-    def _waits(self, setting: int) -> bool:
-        return bool(self._new[setting]) or any(bank.waiting.get(setting) for bank in self.banks)
+    def _waiting(self, setting: int) -> int:
+        """How many lanes wait for a slot in a setting."""
+        split = sum(len(bank.waiting.get(setting, ())) for bank in self.banks)
+        return len(self._new[setting]) + split
 
     def _lanes_for(self, bank: Bank, slots: int) -> Iterator[Lane]:
         """Up to so many lanes for a bank.

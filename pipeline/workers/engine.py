@@ -8,11 +8,19 @@ awaitable, and model work goes through `compute`, which may run it in another th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential_jitter,
+)
 
 from pipeline.records import Outcome, Shard, ShardResult
 from pipeline.workers.drafter import Bank, DrafterWorker
@@ -23,6 +31,9 @@ from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 Result = TypeVar("Result")
 
+PATIENCE_SECONDS = 600.0
+"""How long a drafter waits for a verifier that was lost: it may have to load its model again."""
+
 
 class Compute(Protocol):
     """Runs model work, one piece at a time; in this thread or in another."""
@@ -31,9 +42,16 @@ class Compute(Protocol):
         """The result of the work."""
 
 
+class VerifierLostError(ConnectionError):
+    """A verifier did not answer: it died, it hangs, or the way to it is cut. Another try may help."""
+
+
 @dataclass(frozen=True)
 class VerifierLink:
-    """A verifier as a drafter sees it: its name, and how to have a block judged there."""
+    """A verifier as a drafter sees it: its name, and how to have a block judged there.
+
+    `verify` raises `StaleBankError` as the worker does, and `VerifierLostError`.
+    """
 
     name: str
     verify: Callable[[VerifyRequest], Awaitable[VerifyReply]]
@@ -78,6 +96,7 @@ class VerifierEngine:
 class _Ticket:
     """A shard in the making: the outcomes so far, and who waits for all of them."""
 
+    shard: Shard
     expected: int
     done: asyncio.Future[None]
     outcomes: list[Outcome] = field(default_factory=list)
@@ -106,21 +125,25 @@ class DrafterEngine:
         verifiers: Sequence[VerifierLink],
         compute: Compute,
         ledger: Ledger,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self.ledger = ledger
         self._worker = worker
-        self._links = {
-            bank.name: verifiers[index % len(verifiers)] for index, bank in enumerate(worker.banks)
-        }
+        self._links = [verifiers[bank % len(verifiers)] for bank in range(len(worker.banks))]
         self._compute = compute
+        self._patience = patience_seconds
         self._tickets: dict[int, _Ticket] = {}
+        self._numbers = itertools.count()
         self._changed = asyncio.Condition()
         self._drivers: list[asyncio.Task[None]] = []
         self._error: Exception | None = None
         """What ended the pipeline; nothing is decoded any more."""
 
-    async def decode(self, shard: Shard) -> ShardResult:
-        """All outcomes of a shard. Several shards may be under way, so that slots stay full.
+    async def take(self, shard: Shard) -> int:
+        """Queue a shard. Returns its ticket as soon as there is room for another.
+
+        There is room while fewer examples wait than there are slots, so that slots stay full however
+        long the last texts of a shard take.
 
         Raises:
             Whatever ended the pipeline: an error of a model or of the link to a verifier.
@@ -128,20 +151,37 @@ class DrafterEngine:
         if self._error is not None:
             raise self._error
         self._start()
-        ticket = _Ticket(self._worker.add(shard), asyncio.get_running_loop().create_future())
-        self._tickets[shard.index] = ticket
-        if ticket.expected:
-            await self._notify()
+        number = next(self._numbers)
+        done = asyncio.get_running_loop().create_future()
+        self._tickets[number] = _Ticket(shard, self._worker.add(shard, number), done)
+        if not self._tickets[number].expected:
+            done.set_result(None)
+        async with self._changed:
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._worker.has_room() or self._error is not None)
+        if self._error is not None:
+            raise self._error
+        return number
+
+    async def outcomes(self, number: int) -> ShardResult:
+        """All outcomes of a shard that was taken. Raises as `take` does."""
+        ticket = self._tickets[number]
+        try:
             await ticket.done
-        del self._tickets[shard.index]
-        verifiers = sorted({link.name for link in self._links.values()})
+        finally:
+            self._tickets.pop(number, None)
+        verifiers = sorted({link.name for link in self._links})
         return ShardResult(
-            shard=shard.index,
+            shard=ticket.shard.index,
             outcomes=tuple(ticket.outcomes),
             drafter=self.ledger.name,
             verifier=",".join(verifiers),
             node=self.ledger.stats.node,
         )
+
+    async def decode(self, shard: Shard) -> ShardResult:
+        """Take a shard and wait for its outcomes."""
+        return await self.outcomes(await self.take(shard))
 
     async def step_seconds(self) -> float:
         """Seconds of one drafted token at batch 1."""
@@ -152,6 +192,16 @@ class DrafterEngine:
         for driver in self._drivers:
             driver.cancel()
         await asyncio.gather(*self._drivers, return_exceptions=True)
+        self._drivers = []
+
+    async def recover(self) -> None:
+        """Begin afresh after an error: all lanes are forgotten, their shards will be dealt again."""
+        await self.close()
+        self._fail(RuntimeError("the drafter began afresh"))
+        await self._notify()
+        await self._compute(self._worker.clear)
+        self._tickets.clear()
+        self._error = None
 
     def _start(self) -> None:
         if not self._drivers:
@@ -166,8 +216,9 @@ class DrafterEngine:
                 self._deliver(turn.finished)
                 await self._notify()
                 reply = await self._verdicts(bank, turn.drafted)
-        except Exception as error:  # the shards' owners are told; see `decode`
+        except Exception as error:  # the shards' owners are told; see `outcomes`
             self._fail(error)
+            await self._notify()
 
     def _turn(self, bank: Bank, reply: VerifyReply | None) -> _Turn:
         """All of the worker's state is changed here, in the thread of its model."""
@@ -197,14 +248,26 @@ class DrafterEngine:
         return await self._verify(bank, drafted) if isinstance(drafted, VerifyRequest) else drafted
 
     async def _verify(self, bank: Bank, request: VerifyRequest) -> VerifyReply:
-        verify = self._links[bank.name].verify
-        sent = time.perf_counter()
-        try:
-            reply = await verify(request)
-        except StaleBankError:
-            request = await self._compute(partial(self._worker.reopened, bank, request))
+        verify = self._links[self._worker.banks.index(bank)].verify
+        tries = AsyncRetrying(
+            retry=retry_if_exception_type((StaleBankError, VerifierLostError)),
+            wait=wait_exponential_jitter(multiplier=0.2, max=5),
+            stop=stop_after_delay(self._patience),
+            reraise=True,
+        )
+        async for attempt in tries:
             sent = time.perf_counter()
-            reply = await verify(request)
+            with attempt:
+                try:
+                    reply = await verify(request)
+                except StaleBankError:
+                    # The answer of a verifier that is there: no need to wait.
+                    request = await self._compute(partial(self._worker.reopened, bank, request))
+                    sent = time.perf_counter()
+                    reply = await verify(request)
+                except VerifierLostError:
+                    self.ledger.count(retries=1)
+                    raise
         back = time.perf_counter()
         self.ledger.span("in flight", bank.name, sent, back)
         there = reply.queue_seconds + reply.busy_seconds
@@ -213,7 +276,7 @@ class DrafterEngine:
 
     def _deliver(self, finished: Iterable[Finished]) -> None:
         for item in finished:
-            ticket = self._tickets[item.shard]
+            ticket = self._tickets[item.ticket]
             ticket.outcomes.append(item.outcome)
             if len(ticket.outcomes) == ticket.expected:
                 ticket.done.set_result(None)
@@ -223,6 +286,7 @@ class DrafterEngine:
         for ticket in self._tickets.values():
             if not ticket.done.done():
                 ticket.done.set_exception(error)
+                ticket.done.exception()  # who asks hears of it; who was cancelled need not
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -33,6 +33,9 @@ from pipeline.workers.wire import Bools, Ints, VerifyReply
 EndsText = Callable[[Sequence[int]], bool]
 """Whether output ids hold a stop string."""
 
+_COUNTS = tuple(count.name.lower() for count in Count)
+"""The fields of `Counts` in the order of a tally's columns."""
+
 _ERRORS = {
     Failure.DRAFTER_NAN: "the drafter gave NaN or infinite logits",
     Failure.VERIFIER_NAN: "the verifier gave NaN or infinite logits",
@@ -100,10 +103,9 @@ class Tallies:
 
     def record(self, pair: int) -> Counts:
         """The counts of one pair as the record that ends in a row."""
-        named = {count.name.lower(): int(self.counts[pair, count]) for count in Count}
-        speculative = self.counts[pair, Count.ROUNDS] > 0
-        histogram = tuple(self.histogram[pair].tolist()) if speculative else ()
-        return Counts(**named, accepted_histogram=histogram)
+        counts = self.counts[pair].tolist()
+        histogram = tuple(self.histogram[pair].tolist()) if counts[Count.ROUNDS] else ()
+        return Counts(**dict(zip(_COUNTS, counts, strict=True)), accepted_histogram=histogram)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ class Task:
     example: Example
     repeat: int
     setting: int
-    shard: int
+    ticket: int
+    """Who waits for it."""
     opened: float = field(default_factory=time.perf_counter)
 
     @cached_property
@@ -138,9 +141,9 @@ class Lane:
 
 @dataclass(frozen=True)
 class Finished:
-    """An outcome and the shard that waits for it."""
+    """An outcome and the ticket of the shard that waits for it."""
 
-    shard: int
+    ticket: int
     outcome: Outcome
 
 
@@ -332,7 +335,7 @@ class Seats:
             log_confidence=sums[Sum.LOG_CONFIDENCE],
             trace=self.tallies.traces[pair],
         )
-        return Finished(task.shard, outcome)
+        return Finished(task.ticket, outcome)
 
 
 def _error(failed: int) -> RowError | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Any
 
 from pipeline.models.interface import Effort
 from pipeline.records import Span, WorkerStats
@@ -26,7 +28,8 @@ class Ledger:
     def __init__(self, name: str, node: str, effort: Effort, keep_spans: bool = False) -> None:
         self.name = name
         self.spans: list[Span] = []
-        self._stats = WorkerStats(name, node)
+        self._node = node
+        self._sums: defaultdict[str, float] = defaultdict(float)
         self._effort = effort
         self._keep_spans = keep_spans
         self._began: float | None = None
@@ -40,9 +43,9 @@ class Ledger:
         self._began = self._began or started
         yield
         ended = time.perf_counter()
-        busy = self._stats.busy_seconds + ended - started
-        wait = max(0.0, ended - self._began - busy)
-        self._stats = replace(self._stats, busy_seconds=busy, wait_seconds=wait)
+        self._sums["busy_seconds"] += ended - started
+        wait = ended - self._began - self._sums["busy_seconds"]
+        self._sums["wait_seconds"] = max(0.0, wait)
         self.span(act, bank, started, ended)
 
     def span(self, act: str, bank: str, started: float, ended: float) -> None:
@@ -53,15 +56,22 @@ class Ledger:
 
     def count(self, **more: float) -> None:
         """Add to counts and times of `WorkerStats` by name."""
-        sums = {name: vars(self._stats)[name] + value for name, value in more.items()}
-        self._stats = replace(self._stats, **sums)
+        for name, value in more.items():
+            self._sums[name] += value
 
     @property
     def stats(self) -> WorkerStats:
         """All accounts as they stand."""
-        return replace(
-            self._stats,
+        sums: dict[str, Any] = {
+            name: value if name.endswith("_seconds") else int(value)
+            for name, value in self._sums.items()
+        }
+        return WorkerStats(
+            self.name,
+            self._node,
+            os.getpid(),
             positions_stepped=self._effort.stepped,
             positions_prefilled=self._effort.prefilled,
             positions_reused=self._effort.reused,
+            **sums,
         )

@@ -58,6 +58,7 @@ class VerifierWorker:
         if bank is not None and bank.last_reply and bank.last_reply.round == request.round:
             return bank.last_reply
         if request.fresh:
+            self._forget_former(request.bank)
             bank = _Bank(self.model.bank(request.slots), next_round=request.round)
             self._banks[request.bank] = bank
         if bank is None or bank.next_round != request.round:
@@ -65,6 +66,17 @@ class VerifierWorker:
         reply = self._judge(bank.cache, request)
         bank.next_round, bank.last_reply = request.round + 1, reply
         return reply
+
+    def _forget_former(self, name: str) -> None:
+        """Drop the caches of banks whose drafter began afresh. Names are drafter/incarnation/number."""
+        drafter, incarnation, _ = name.split("/")
+        former = [
+            bank
+            for bank in self._banks
+            if bank.split("/")[0] == drafter and bank.split("/")[1] != incarnation
+        ]
+        for bank in former:
+            del self._banks[bank]
 
     def step_seconds(self) -> float:
         """Seconds of the verification of one block at batch 1."""
