@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pipeline.models.interface import LanguageModel
 from pipeline.records import Example, Outcome, Setting, Shard, Strategy
 from pipeline.workers.drafter import DrafterWorker
+from pipeline.workers.transport import Transport
 from pipeline.workers.verifier import VerifierWorker
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
@@ -23,9 +24,12 @@ def workers(
     slots: int = 4,
     banks: int = 1,
     ids: Sequence[str] | None = None,
+    transport: Transport = "float32",
 ) -> tuple[DrafterWorker, VerifierWorker]:
     """Both workers, the drafter with all prompts as the examples "0", "1", ... or `ids`."""
-    drafting = DrafterWorker("drafter-0", drafter, strategies, [setting], banks, slots)
+    drafting = DrafterWorker(
+        "drafter-0", drafter, strategies, [setting], banks, slots, transport=transport
+    )
     named = zip(ids or map(str, range(len(prompts))), prompts, strict=True)
     examples = [Example(name, None, (), tuple(prompt)) for name, prompt in named]
     drafting.add(Shard(0, tuple(examples)))
@@ -37,7 +41,8 @@ def drive(drafting: DrafterWorker, verify: Callable[[VerifyRequest], VerifyReply
     outcomes: Outcomes = {}
     while seated := [bank for bank in drafting.banks if drafting.seat(bank)]:
         for bank in seated:
-            reply = verify(drafting.draft(bank))
+            drafted = drafting.draft(bank)
+            reply = verify(drafted) if isinstance(drafted, VerifyRequest) else drafted
             for finished in drafting.apply(bank, reply):
                 outcome = finished.outcome
                 key = (outcome.example_id, outcome.repeat, outcome.strategy.label)
@@ -54,7 +59,10 @@ def decode(
     setting: Setting,
     slots: int = 4,
     banks: int = 1,
+    transport: Transport = "float32",
 ) -> Outcomes:
     """All outcomes."""
-    drafting, verifying = workers(drafter, verifier, prompts, strategies, setting, slots, banks)
+    drafting, verifying = workers(
+        drafter, verifier, prompts, strategies, setting, slots, banks, transport=transport
+    )
     return drive(drafting, verifying.verify)

@@ -25,6 +25,9 @@ REGISTER = 16
 """Columns that attention sums at once."""
 
 _NOTHING = -1
+_SHAPES = 64
+"""Of compiled passes: widths of blocks times sizes of caches."""
+
 _PASS_WEIGHTS = {"cpu": 1.5e8, "cuda": 1e11}
 """Weights that a device multiplies with one token in the time that it takes to set a pass going.
 
@@ -164,6 +167,8 @@ class CachedBank(ModelBank):
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """A function with torch.compile; on a GPU as CUDA graphs."""
+    # Blocks get shorter at the end of budgets; both models of a pair share the code that is counted.
+    torch._dynamo.config.recompile_limit = _SHAPES
     mode = "reduce-overhead" if device.type == "cuda" else "default"
     return torch.compile(function, dynamic=False, mode=mode)
 

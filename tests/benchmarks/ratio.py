@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+class Skipped(Exception):  # noqa: N818 - nothing went wrong
+    """A benchmark cannot run here; the message says in one sentence what it needs."""
+
+
 @dataclass(frozen=True)
 class Ratio:
     """A quantity over another, measured side by side several times."""
