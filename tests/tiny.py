@@ -98,9 +98,13 @@ def hf_model(name: str, seed: int = 0, positions: int = 256) -> PreTrainedModel:
 
 
 def slot_model(
-    name: str, seed: int = 0, vocabulary: int = VOCABULARY, positions: int = 256
+    name: str,
+    seed: int = 0,
+    vocabulary: int = VOCABULARY,
+    positions: int = 256,
+    dtype: torch.dtype = torch.float32,
 ) -> LanguageModel:
     """The same weights behind our interface."""
-    model = hf_model(name, seed, positions)
+    model = hf_model(name, seed, positions).to(dtype)
     model.set_attn_implementation(ATTENTION)
     return Seq2SeqModel(model, vocabulary) if name in SEQ2SEQ else CausalModel(model, vocabulary)

@@ -116,13 +116,14 @@ class CachedBank(ModelBank):
 
     def _take_over(self, rows: Tensor, common: Ints, sources: Ints) -> None:
         """Copy the columns that other slots hold, and forget all others."""
-        origin, width = self._on_device(sources), int(common.max())
+        known, width = common.nonzero()[0], int(common.max())
+        targets, origin = rows[known], self._on_device(sources[known])
         held = self._held[origin, :width]
         if width:
             for layer in self._cache.layers:
-                layer.copy(rows, origin, width)
+                layer.copy(targets, origin, width)
         self._held[rows] = _NOTHING
-        self._held[rows, :width] = held
+        self._held[targets, :width] = held
         self.effort.reused += int(common.sum())
 
     def _prefill(self, rows: Tensor, sequences: Sequence[Sequence[int]]) -> None:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import torch
 
-from pipeline.models.interface import LanguageModel, SlotContent
+from pipeline.models.interface import Effort, LanguageModel, SlotContent
 
 _PROMPT = 16
 _PASSES = 9
@@ -17,6 +17,7 @@ _PASSES = 9
 def seconds_per_pass(model: LanguageModel, width: int) -> float:
     """Median seconds of one forward pass over `width` tokens of a single lane."""
     bank = model.bank(1, lone=True)
+    bank.effort = Effort()  # what is timed is no work of the run
     bank.open([SlotContent(0, [0] * _PROMPT)])
     tokens = torch.zeros(1, width, dtype=torch.long, device=model.device)
     start = np.zeros(1, dtype=np.int64)

@@ -65,7 +65,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     that the uniform falls into, so that the vocabulary is read once.
 
     Args:
-        weights: (N, V), not negative; a row without any mass gives its first token.
+        weights: (N, V), not negative; a row without any mass gives its last token.
         uniform: (N,) in [0, 1), float64.
 
     Returns:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+from pipeline.models.interface import Ints, LanguageModel, ModelBank, SlotContent
 from pipeline.models.toy import TableModel
 from pipeline.protocol.accounting import Count
 from pipeline.records import Bonus, Outcome, Sampling, Setting, Strategy
@@ -163,9 +163,9 @@ def accepted_by_round(
         request = drafting.draft(bank)
         reply = verifying.verify(request)
         for row, counts in zip(request.pair_rows, reply.counts, strict=True):
-            lane = bank.lanes[row]
-            assert lane is not None
-            accepted[lane.example.example_id].append(int(counts[Count.ACCEPTED]))
+            task = bank.seats.tasks[row]
+            assert task is not None
+            accepted[task.example.example_id].append(int(counts[Count.ACCEPTED]))
         for finished in drafting.apply(bank, reply):
             texts[finished.outcome.example_id] = finished.outcome.output_ids
         rounds += 1
@@ -199,6 +199,7 @@ class Breaking(LanguageModel):
     def __init__(self, inner: LanguageModel, bad: float) -> None:
         self.inner, self.bad = inner, bad
         self.device, self.vocabulary = inner.device, inner.vocabulary
+        self.effort = inner.effort
 
     def bank(self, slots: int) -> ModelBank:
         bank = self.inner.bank(slots)
@@ -210,9 +211,10 @@ class Breaking(LanguageModel):
             for content in contents:
                 marked[content.slot] = content.prompt_ids[-1] == MARKED
 
-        def feed_and_break(tokens: Tensor, offsets: Tensor, keep: int) -> Tensor:
+        def feed_and_break(tokens: Tensor, starts: Ints, keep: int) -> Tensor:
+            offsets = torch.from_numpy(starts)[:, None] + torch.arange(tokens.shape[1])
             broken = (offsets[:, -keep:] == BROKEN_AT - 1) & marked[: len(tokens), None]
-            return fed(tokens, offsets, keep).masked_fill(broken[..., None], self.bad)
+            return fed(tokens, starts, keep).masked_fill(broken[..., None], self.bad)
 
         bank.open, bank.feed = open_and_mark, feed_and_break
         return bank

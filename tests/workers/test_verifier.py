@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from pipeline.models.interface import LanguageModel, ModelBank
+from pipeline.models.interface import Ints, LanguageModel, ModelBank
 from pipeline.protocol.strategies import KINDS
 from pipeline.records import Sampling, Setting, Strategy
 from pipeline.workers.verifier import StaleBankError, VerifierWorker
@@ -40,14 +40,15 @@ class Counting(LanguageModel):
     def __init__(self, inner: LanguageModel) -> None:
         self.inner, self.feeds = inner, 0
         self.device, self.vocabulary = inner.device, inner.vocabulary
+        self.effort = inner.effort
 
     def bank(self, slots: int) -> ModelBank:
         bank = self.inner.bank(slots)
         feed = bank.feed
 
-        def counted(tokens: Tensor, offsets: Tensor, keep: int) -> Tensor:
+        def counted(tokens: Tensor, starts: Ints, keep: int) -> Tensor:
             self.feeds += 1
-            return feed(tokens, offsets, keep)
+            return feed(tokens, starts, keep)
 
         bank.feed = counted
         return bank
