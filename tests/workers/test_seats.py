@@ -88,7 +88,7 @@ class PlainSeats:
     def advance(
         self, reply: VerifyReply, ends_text: EndsText | None
     ) -> tuple[list[Plain], list[tuple[int, Outcome]]]:
-        """The lanes that split off, and the ends by shard."""
+        """The lanes that split off, and the ends by ticket."""
         row, split, ends = 0, [], []
         for slot, lane in sorted(self.lanes.items()):
             going: dict[tuple[int, ...], list[Pair]] = {}
@@ -108,7 +108,7 @@ class PlainSeats:
                 if reason is None:
                     going.setdefault(text, []).append(pair)
                 else:
-                    ends.append((lane.task.shard, outcome(lane, pair, text, reason, failed)))
+                    ends.append((lane.task.ticket, outcome(lane, pair, text, reason, failed)))
                 row += 1
             parts = [Plain(lane.task, text, pairs) for text, pairs in going.items()]
             if parts:
@@ -209,10 +209,10 @@ def assert_step(step: Step, split: list[Plain], ends: list[tuple[int, Outcome]],
         assert lane.bank == bank
         assert_tallies(lane.tallies, expected.pairs)
     assert len(step.finished) == len(ends)
-    for finished, (shard, expected) in zip(step.finished, ends, strict=True):
+    for finished, (ticket, expected) in zip(step.finished, ends, strict=True):
         got = finished.outcome
         code = None if got.error is None else got.error.code
-        assert finished.shard == shard
+        assert finished.ticket == ticket
         for name in vars(expected).keys() - {"error", "wall_seconds", "risk"}:
             assert getattr(got, name) == getattr(expected, name), name
         assert code == expected.error
@@ -220,7 +220,7 @@ def assert_step(step: Step, split: list[Plain], ends: list[tuple[int, Outcome]],
 
 def new_task(number: int) -> Task:
     example = Example(f"example {number}", None, (), (2, 3))
-    return Task(example, repeat=number % 3, setting=number % 2, shard=number // 4)
+    return Task(example, repeat=number % 3, setting=number % 2, ticket=number // 4)
 
 
 @pytest.mark.parametrize("trace", [False, True], ids=["counts", "traces"])
