@@ -24,7 +24,7 @@ from tests.benchmarks.ratio import Ratio
 from tests.loop import drive
 
 RUNS = 3
-ACTORS = ("ray::DrafterActor", "ray::VerifierActor")
+ACTORS = ("ray::.*DrafterActor", "ray::.*VerifierActor")
 
 
 class Clock:

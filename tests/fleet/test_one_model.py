@@ -1,7 +1,7 @@
 """Jobs whose strategies need one model: the rows are those of jobs that need both.
 
 Planted faults these tests catch: a verifier that writes behind a stop string inside its block; stop
-strings looked for in the new tokens alone; settings mixed up; a trace without the other model.
+strings looked for in the new tokens alone; a trace without the other model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models in bfloat16: what is drawn from is still float32 and sums to one, and slots do not matter.
 
-Planted faults these tests catch: masks of another dtype than the model's; logits that stay in
-bfloat16 on their way to the verifier; products of so few rows that they take another kernel.
+Planted faults these tests catch: a cross-attention mask of another dtype than the model's; logits that
+stay in bfloat16 on their way out.
 """
 
 from __future__ import annotations
