@@ -93,6 +93,8 @@ class ModelBank(ABC):
     def feed(self, tokens: Tensor, starts: Ints, keep: int) -> Tensor:
         """Feed Q tokens to each of the first A slots and say what comes behind the last `keep`.
 
+        Slots behind the first A must hold no lane: their first column may be written to.
+
         Args:
             tokens: int64 (A, Q); where the offset is negative the slot's own prefix is used instead.
             starts: int64 (A,), the offset of each row's first token; the others follow it.

@@ -7,7 +7,8 @@ equal counts mean that a strategy is charged what it would cost alone.
 Planted faults these tests catch: bonus drawn with the draft's uniform; bonus beyond the budget or
 behind an end-of-text token; residual max(0, q - p); acceptance u q <= mass with the wrong uniform;
 deferrals counted beyond the first rejection; an oracle peek at drafted tokens behind EOS; strategies
-of a lane judged with another's alpha; positions counted from the block instead of the text.
+of a lane judged with another's alpha; the residual token of another pair's position; positions counted
+from the block instead of the text.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from pipeline.models.toy import TableModel
 from pipeline.protocol.blocks import Block, Pairs
 from pipeline.protocol.sequence import cascade, decoded
+from pipeline.protocol.strategies import target_of
 from pipeline.protocol.verification import verify
 from pipeline.records import Bonus, Outcome, Sampling, Setting, Strategy
 from tests import reference
@@ -188,6 +190,16 @@ def test_a_strategy_alone_gives_the_rows_it_gives_among_others(rows_of_a_sweep: 
 
 def test_the_order_of_the_strategies_does_not_matter(rows_of_a_sweep: Outcomes) -> None:
     assert rows_of(_sweep(SWEEP[::-1], slots=4, banks=1)) == rows_of_a_sweep
+
+
+@pytest.mark.parametrize("narrow", [True, False], ids=["narrow", "all"])
+def test_neither_order_of_the_whole_table_matters(narrow: bool) -> None:
+    """Pairs of a lane are rejected at falling positions where the laxer strategies stand first."""
+    table = [s for s in AT_ANY_TEMPERATURE if target_of(s).is_narrow or not narrow]
+    rows = rows_of(_sweep(table, slots=4, banks=1))
+    assert rows_of(_sweep(table[::-1], slots=4, banks=1)) == rows
+    mixed = random.Random(0).sample(table, len(table))
+    assert rows_of(_sweep(mixed, slots=32, banks=1)) == rows
 
 
 def test_a_target_bonus_makes_the_text_independent_of_the_block_size() -> None:

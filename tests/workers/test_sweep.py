@@ -1,8 +1,7 @@
 """The whole table of strategies in one sweep: each has the rows it has alone, to the last bit.
 
-Planted faults these tests catch: a pair judged with another's alpha, beta or fallback; the residual of
-another pair's position; a lane that split off without its counts; a token behind the block shared by
-pairs that draw it in different roles.
+Planted faults these tests catch: a pair judged with another's alpha, beta or fallback; a lane that split
+off without its counts; a token behind the block shared by pairs that draw it in different roles.
 """
 
 from __future__ import annotations
