@@ -22,12 +22,6 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_exponential_jitter,
-)
 
 from pipeline.config import DrafterRole, FailureConfig, VerifierRole
 from pipeline.fleet.interface import FleetPlan
@@ -35,7 +29,7 @@ from pipeline.fleet.placement import bundles_of, place
 from pipeline.models.determinism import prepare_numerics
 from pipeline.models.memory import keep_freed_memory
 from pipeline.records import Shard, ShardResult, Span, StepTimes, WorkerStats
-from pipeline.workers.engine import VerifierLink, VerifierLostError
+from pipeline.workers.engine import VerifierLink, VerifierLostError, retries
 from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 Result = TypeVar("Result")
@@ -297,14 +291,8 @@ async def _verify(verifier: ActorHandle, limit: float, request: VerifyRequest) -
 
 async def _when_available(call: Callable[[], Awaitable[Result]], seconds: float) -> Result:
     """Call an actor that may just be starting again. Raises what it raises when time is up."""
-    tries = AsyncRetrying(
-        # `ActorDiedError`, the other one, says that it will not come back.
-        retry=retry_if_exception_type(ActorUnavailableError),
-        wait=wait_exponential_jitter(multiplier=0.2, max=5),
-        stop=stop_after_delay(seconds),
-        reraise=True,
-    )
-    async for attempt in tries:
+    # `ActorDiedError`, the other one, says that it will not come back.
+    async for attempt in retries((ActorUnavailableError,), seconds):
         with attempt:
             return await asyncio.wait_for(call(), seconds)
     raise AssertionError("the last attempt returns or raises")

@@ -42,6 +42,16 @@ class Compute(Protocol):
         """The result of the work."""
 
 
+def retries(errors: tuple[type[Exception], ...], seconds: float) -> AsyncRetrying:
+    """Tries with growing pauses as long as one of the errors is raised, which is raised in the end."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type(errors),
+        wait=wait_exponential_jitter(multiplier=0.2, max=5),
+        stop=stop_after_delay(seconds),
+        reraise=True,
+    )
+
+
 class VerifierLostError(ConnectionError):
     """A verifier did not answer: it died, it hangs, or the way to it is cut. Another try may help."""
 
@@ -179,10 +189,6 @@ class DrafterEngine:
             node=self.ledger.stats.node,
         )
 
-    async def decode(self, shard: Shard) -> ShardResult:
-        """Take a shard and wait for its outcomes."""
-        return await self.outcomes(await self.take(shard))
-
     async def step_seconds(self) -> float:
         """Seconds of one drafted token at batch 1."""
         return await self._compute(self._worker.step_seconds)
@@ -249,13 +255,7 @@ class DrafterEngine:
 
     async def _verify(self, bank: Bank, request: VerifyRequest) -> VerifyReply:
         verify = self._links[self._worker.banks.index(bank)].verify
-        tries = AsyncRetrying(
-            retry=retry_if_exception_type((StaleBankError, VerifierLostError)),
-            wait=wait_exponential_jitter(multiplier=0.2, max=5),
-            stop=stop_after_delay(self._patience),
-            reraise=True,
-        )
-        async for attempt in tries:
+        async for attempt in retries((StaleBankError, VerifierLostError), self._patience):
             sent = time.perf_counter()
             with attempt:
                 try:
