@@ -1,4 +1,4 @@
-"""An example of a target distribution of one's own: `use: custom` in a job.
+"""An example of a target distribution of one's own: `use: custom` in a job with `allow_custom_code: true`.
 
     - {use: custom, target: "jobs.custom_target:geometric_mean"}
     - {use: custom, target: "jobs.custom_target:geometric_mean", alpha: [0.2, 0.5, 0.8]}
@@ -18,7 +18,7 @@ the drafter's distribution q and the verifier's p. It is called as
   has no loop over rows, since it is called once for many; it does not change its arguments.
 
 The drafted token x is then accepted with probability min(1, T(x) / q(x)), and what is emitted has exactly
-the law T. Any module will do that can be imported from the folder a job is run in.
+the law T. Any module will do that lies below the folder a job is run in.
 """
 
 from __future__ import annotations

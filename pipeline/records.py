@@ -11,6 +11,9 @@ from typing import Literal
 Bonus = Literal["verifier", "target"]
 FinishReason = Literal["stop", "length", "error"]
 
+SKIPPED = "prompt_skipped"
+"""The code of an example that the job asked to skip: a row without an outcome, but no error."""
+
 
 @dataclass(frozen=True)
 class Strategy:

@@ -13,13 +13,14 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = [
     {"jobs"},
+    {"pipeline.planning"},
     {"pipeline.run"},
     {"pipeline.fleet"},
     {"pipeline.workers", "pipeline.report"},
     {"pipeline.protocol", "pipeline.models", "pipeline.results"},
     {"pipeline.data", "pipeline.quality"},
     {"pipeline.randomness", "pipeline.config"},
-    {"pipeline.records"},
+    {"pipeline.records", "pipeline.redaction"},
 ]
 """From the top down: a part imports from layers below it, never from its neighbours."""
 

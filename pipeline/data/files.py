@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import DatasetConfig, JobError
+from pipeline.config import DatasetConfig, JobError, near_path
 
 UNREADABLE = "__unreadable__"
 """Key of a row that stands for a line that is no JSON object; its value says why."""
@@ -22,15 +23,15 @@ _FORMATS = ("json", "csv", "parquet", "arrow", "text", "webdataset")
 
 def check_location(config: DatasetConfig) -> None:
     """Refuse what is plainly not there before `datasets` asks the hub for it."""
-    for pattern in _patterns(config):
-        if is_file_format(config) and "://" not in pattern and not glob_files(pattern):
-            raise JobError(
-                f"dataset.data_files: there is no file '{pattern}'{_near_file(pattern)}; "
-                f"paths are relative to {Path.cwd()}"
-            )
+    if is_file_format(config):
+        _check_files(config)
     is_local = config.path.startswith((".", "/", "~"))
+    if is_local and Path(config.path).expanduser().is_file():
+        raise JobError(
+            f"dataset.path: '{config.path}' is a file; name it in data_files, and its format in path"
+        )
     if is_local and not Path(config.path).expanduser().exists():
-        raise JobError(f"dataset.path: there is no folder '{config.path}'{_near_file(config.path)}")
+        raise JobError(f"dataset.path: there is no folder '{config.path}'{near_path(config.path)}")
     if config.data_files and not Path(config.path).is_dir() and not is_file_format(config):
         near = difflib.get_close_matches(config.path, _FORMATS, n=1, cutoff=0.6)
         if near:
@@ -45,11 +46,23 @@ def is_file_format(config: DatasetConfig) -> bool:
     return config.path in _FORMATS
 
 
-def _near_file(pattern: str) -> str:
-    folder = Path(pattern).parent
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    near = difflib.get_close_matches(Path(pattern).name, names, n=1, cutoff=0.6)
-    return f" (did you mean '{folder / near[0]}'?)" if near else ""
+def _check_files(config: DatasetConfig) -> None:
+    if config.data_files is None:  # `datasets` would take all files of the working directory
+        raise JobError(f"dataset.data_files is missing; name the {config.path} files")
+    for key, given in (("name", config.name), ("revision", config.revision)):
+        if given is not None:
+            raise JobError(f"dataset.{key} is '{given}', but files have none; remove it")
+    for pattern in _patterns(config):
+        if "://" in pattern or glob_files(pattern):
+            continue
+        if Path(pattern).expanduser().is_dir():
+            raise JobError(
+                f"dataset.data_files: '{pattern}' is a folder; name its files, as in '{pattern}/*'"
+            )
+        raise JobError(
+            f"dataset.data_files: there is no file '{pattern}'{near_path(pattern)}; "
+            f"paths are relative to {Path.cwd()}"
+        )
 
 
 def _patterns(config: DatasetConfig) -> list[str]:
@@ -70,7 +83,10 @@ def glob_files(pattern: str) -> list[Path]:
     """The files that a local pattern names, sorted; `**` goes into folders."""
     path = Path(pattern).expanduser()
     root = Path(path.anchor)
-    return sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
+    try:
+        return sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
+    except (ValueError, IndexError):  # what `glob` says to '.' and '**x'
+        return []
 
 
 def local_files(config: DatasetConfig) -> list[Path]:
@@ -89,11 +105,11 @@ def json_lines_files(config: DatasetConfig) -> list[Path]:
 
 
 def _has_json_lines(file: Path) -> bool:
-    """Whether each line is an object of its own: a `.json` file may also hold one array."""
+    """Whether each line is an object of its own, and not all of them items of one array."""
     if file.suffix not in {".jsonl", ".ndjson"}:
         return False
     with file.open("rb") as stream:
-        return stream.read(64).lstrip().startswith(b"{") or file.stat().st_size == 0
+        return not re.match(rb"\s*\[\s*\{", stream.read(64))
 
 
 def read_lines(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
@@ -108,7 +124,7 @@ def read_lines(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
 def _read_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {UNREADABLE: f"{where} is not JSON: {error}"}
     return row if isinstance(row, dict) else {UNREADABLE: f"{where} is not an object"}
 

@@ -6,16 +6,18 @@ error and no token ids, and never an exception: the other rows go on.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pipeline.config import DatasetConfig, JobError
-from pipeline.records import Example, RowError
+from pipeline.records import SKIPPED, Example, RowError
 
 Row = Mapping[str, Any]
+KeptEnd = Literal["first", "last"]
 
 
 class Tokenizer(Protocol):
@@ -59,20 +61,31 @@ class Template:
 class PromptReader:
     """Turns rows into examples with one tokenizer.
 
-    `needs_references` makes a row without a reference an error; `max_prompt_tokens` does so for
-    a prompt with more tokens.
+    Args:
+        needs_references: whether a row without a reference is an error.
+        max_prompt_tokens: the longest prompt that the models hold; None if they hold any. The job
+            may allow less. What becomes of a longer one is `dataset.long_prompts`.
+        kept_end: the end of a long prompt that `truncate` keeps; see `shortened`.
     """
 
     config: DatasetConfig
     tokenizer: Tokenizer
     needs_references: bool = False
     max_prompt_tokens: int | None = None
+    kept_end: KeptEnd = "last"
 
     def __post_init__(self) -> None:
-        if self.config.messages is not None and not self.tokenizer.chat_template:
+        if self.config.messages is None:
+            return
+        if not self.tokenizer.chat_template:
             raise JobError(
                 "dataset.messages: the tokenizer has no chat template; write dataset.prompt instead"
             )
+        turns = [{"role": role, "content": "text"} for role, _ in self._messages]
+        try:
+            self._chat(turns)
+        except _BadRow as bad:
+            raise JobError(f"dataset.messages: {bad}; change the messages' roles") from bad
 
     @cached_property
     def _messages(self) -> list[tuple[str, Template]]:
@@ -85,8 +98,9 @@ class PromptReader:
         try:
             references = self._references(row)
             prompt = self._prompt(row)
-            ids = self._encode(prompt)
-            self._check(references, ids)
+            if self.needs_references and not references:
+                raise _BadRow("missing_reference", f"column '{self.config.references}' holds none")
+            ids = self._fitted(self._encode(prompt))
         except _BadRow as bad:
             return Example(example_id, prompt, references, (), bad.error)
         return Example(example_id, prompt, references, ids)
@@ -103,7 +117,20 @@ class PromptReader:
             {"role": role, "content": part}
             for (role, _), part in zip(self._messages, parts, strict=True)
         ]
-        return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return self._chat(turns)
+
+    def _chat(self, turns: list[dict[str, str]]) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True
+            )
+        except (
+            Exception
+        ) as error:  # a template is a program, and says so when it takes no such chat
+            reason = " ".join(str(error).split())
+            raise _BadRow(
+                "chat_template", f"the chat template takes no such chat: {reason}"
+            ) from error
 
     def _references(self, row: Row) -> tuple[str, ...]:
         column = self.config.references
@@ -122,16 +149,41 @@ class PromptReader:
         ids = self.tokenizer.encode(prompt, add_special_tokens=not is_chat)
         return _without_doubles(ids, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
 
-    def _check(self, references: Sequence[str], ids: Sequence[int]) -> None:
-        if self.needs_references and not references:
-            raise _BadRow(
-                "missing_reference", f"column '{self.config.references}' is null or empty"
-            )
-        if self.max_prompt_tokens is not None and len(ids) > self.max_prompt_tokens:
-            raise _BadRow(
-                "prompt_too_long",
-                f"the prompt has {len(ids)} tokens, more than {self.max_prompt_tokens}",
-            )
+    def _fitted(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids of a prompt that may be too long, as the job wants it."""
+        if not ids:
+            raise _BadRow("empty_prompt", "the prompt has no tokens")
+        limits = (self.config.max_prompt_tokens, self.max_prompt_tokens)
+        room = min(limit for limit in (*limits, len(ids)) if limit is not None)
+        if len(ids) <= room:
+            return ids
+        if self.config.long_prompts == "truncate":
+            special = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+            return shortened(ids, room, self.kept_end, special)
+        code = SKIPPED if self.config.long_prompts == "skip" else "prompt_too_long"
+        raise _BadRow(code, f"the prompt has {len(ids)} tokens, more than {room}")
+
+
+def shortened(
+    ids: tuple[int, ...], room: int, kept: KeptEnd, special: tuple[int | None, int | None]
+) -> tuple[int, ...]:
+    """`room` ids of a longer prompt: one end of it, between the BOS and EOS that it had.
+
+    A decoder-only model goes on from the end of its prompt, where few-shot prompts and chats have
+    their question, so the beginning is dropped, as lm-evaluation-harness does; but the BOS stays,
+    without which many models are lost. An encoder reads a text from its beginning, so of that the end
+    is dropped, as the tokenizers of T5 do; the EOS, which it was trained to find there, stays.
+
+    Args:
+        special: the BOS and the EOS of the tokenizer.
+    """
+    bos, eos = special
+    first = ids[:1] if ids[0] == bos else ()
+    last = ids[-1:] if ids[-1] == eos else ()
+    inner, left = ids[len(first) : len(ids) - len(last)], room - len(first) - len(last)
+    if left < 1:  # no room for more than the ends themselves
+        return ids[:room] if kept == "first" else ids[-room:]
+    return (*first, *(inner[:left] if kept == "first" else inner[-left:]), *last)
 
 
 class _BadRow(Exception):  # noqa: N818 - it never leaves this module
@@ -189,6 +241,8 @@ def _text(row: Row, column: str) -> str:
 def _as_text(value: Any, column: str) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, float) and math.isnan(value):  # how tables write that there is nothing
+        raise _BadRow("null_field", f"column '{column}' is NaN")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise _BadRow("wrong_type", f"column '{column}' holds a {type(value).__name__}, not text")

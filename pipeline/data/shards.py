@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import datasets
 import pyarrow.parquet as pq
 
-from pipeline.config import DatasetConfig, JobError
+from pipeline.config import DatasetConfig, JobError, all_of
 from pipeline.data.files import (
     UNREADABLE,
     check_location,
@@ -49,7 +50,7 @@ def load_rows(config: DatasetConfig) -> Iterable[dict[str, Any]]:
             split=config.split,
             streaming=config.streaming,
         )
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # whatever a builder or a file system of `datasets` raises
         raise JobError(
             f"dataset.path: {config.path!r} cannot be loaded: {_one_line(error)}"
         ) from error
@@ -63,22 +64,24 @@ def check_dataset(config: DatasetConfig) -> tuple[str, ...]:
         JobError: no rows, or `prompt`, `messages`, `references` or `id` name no column.
     """
     templates = message_templates(config)
-    rows = load_rows(config)
-    try:
-        first = list(itertools.islice(rows, _PEEK))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise JobError(
-            f"dataset.path: {config.path!r} cannot be read: {_one_line(error)}"
-        ) from error
+    first = [row for _, row in itertools.islice(_numbered(config), _PEEK)]
     if not first:
         raise JobError(
             f"dataset: split '{config.split}' of {config.data_files or config.path} has no rows"
         )
     columns = tuple(dict.fromkeys(key for row in first for key in row if key != UNREADABLE))
+    if not columns:
+        problems = [row[UNREADABLE] for row in first if UNREADABLE in row] or ["rows are empty"]
+        raise JobError(f"dataset.data_files: no row can be read: {problems[0]}")
     used = [(template.field, name) for _, template in templates for name in template.columns]
+    if not used:
+        raise JobError(
+            f"{templates[-1][1].field} is {templates[-1][1].text!r}, which names no column, so all "
+            "prompts would be alike; write one in braces, as in '{text}'"
+        )
     given = [("dataset.references", config.references), ("dataset.id", config.id)]
-    for field, name in used + [(field, name) for field, name in given if name is not None]:
-        _check_column(field, name, columns)
+    named = used + [(field, name) for field, name in given if name is not None]
+    all_of([partial(_check_column, field, name, columns) for field, name in named])
     _check_ids(config, first)
     return columns
 
@@ -98,7 +101,7 @@ def iter_shards(
 
     Shards whose index is in `skip` are read past, without tokenizing.
     """
-    numbered = enumerate(itertools.islice(load_rows(config), config.limit))
+    numbered = itertools.islice(_numbered(config), config.limit)
     ids = _Ids(config.id)
     for index in itertools.count():
         rows = list(itertools.islice(numbered, config.shard_size))
@@ -107,6 +110,22 @@ def iter_shards(
         named = [(ids.name(position, row), row) for position, row in rows]
         if index not in skip:
             yield Shard(index, tuple(_example(reader, name, row) for name, row in named))
+
+
+def _numbered(config: DatasetConfig) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows with their places in the split. Raises `JobError` where one cannot be read at all."""
+    place = 0
+    try:
+        for row in load_rows(config):
+            yield place, row
+            place += 1
+    except JobError:
+        raise
+    except Exception as error:  # as when loading; a broken archive says EOFError, for one
+        raise JobError(
+            f"dataset.path: {config.path!r} cannot be read behind {place} rows: {_one_line(error)}; "
+            "mend the file, or set dataset.limit"
+        ) from error
 
 
 class _Ids:
@@ -125,12 +144,14 @@ class _Ids:
         if problem is None and str(value) in self._seen:
             problem = RowError("duplicate_id", f"id {str(value)!r} was used by an earlier row")
         name = str(value) if problem is None else f"#{position}"
+        while name in self._seen:  # an earlier row was called so by its own id
+            name = f"#{name}"
         self._seen.add(name)
         return name, problem
 
 
 def _id_problem(value: Any) -> RowError | None:
-    if value is None:
+    if value is None or value == "":
         return RowError("missing_id", "the row has no id")
     if isinstance(value, bool) or not isinstance(value, str | int):
         return RowError(
@@ -144,7 +165,7 @@ def _id_problem(value: Any) -> RowError | None:
 def _example(reader: PromptReader, name: tuple[str, RowError | None], row: Row) -> Example:
     example_id, problem = name
     if UNREADABLE in row:
-        problem = RowError("unreadable_row", row[UNREADABLE])
+        problem = RowError("unreadable_row", str(row[UNREADABLE]))
     if problem is not None:
         return Example(example_id, None, (), (), problem)
     return reader.read(example_id, row)
@@ -154,8 +175,9 @@ def _check_column(field: str, name: str, columns: Sequence[str]) -> None:
     if name in columns:
         return
     near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-    remedy = f"; did you mean '{near[0]}'?" if near else ""
-    raise JobError(f"{field} names a column '{name}', but there are {', '.join(columns)}{remedy}")
+    remedy = f"; did you mean {near[0]!r}?" if near else ""
+    there = ", ".join(column if column.isprintable() else ascii(column) for column in columns)
+    raise JobError(f"{field} names a column {name!r}, but there are {there}{remedy}")
 
 
 def _check_ids(config: DatasetConfig, rows: Sequence[Row]) -> None:
@@ -184,4 +206,4 @@ def _count_rows(config: DatasetConfig) -> int | None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__

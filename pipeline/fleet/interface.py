@@ -10,7 +10,7 @@ from typing import Protocol
 from pipeline.config import ClusterConfig, ModelsConfig
 from pipeline.models.loading import load_model, load_tokenizer
 from pipeline.models.stopping import StopStrings
-from pipeline.protocol.strategies import import_from
+from pipeline.protocol.custom_code import import_from
 from pipeline.records import Setting, Shard, ShardResult, Span, StepTimes, Strategy, WorkerStats
 from pipeline.workers.drafter import DrafterWorker
 from pipeline.workers.engine import Compute, DrafterEngine, VerifierEngine, VerifierLink
@@ -59,10 +59,14 @@ class Fleet(Protocol):
         """The drafters to lease shards to."""
 
     async def stats(self) -> list[WorkerStats]:
-        """What each worker did so far."""
+        """What each worker did so far, in all its lives."""
 
     async def timeline(self) -> list[Span]:
         """All that the workers did, where the plan asks to keep it."""
+
+    @property
+    def restarts(self) -> int:
+        """How often a worker was started again so far."""
 
     async def step_times(self) -> StepTimes:
         """How long one pass of each model takes at batch 1, measured now on the first of each role."""
@@ -86,23 +90,28 @@ class FleetPlan:
 
     def drafter_names(self) -> list[str]:
         """drafter-0, drafter-1, ..."""
-        return [f"drafter-{index}" for index in range(self.cluster.drafter.replicas)]
+        return self.cluster.drafter_names()
 
     def verifier_names(self) -> list[str]:
         """verifier-0, verifier-1, ..."""
-        return [f"verifier-{index}" for index in range(self.cluster.verifier.replicas)]
+        return self.cluster.verifier_names()
 
     def verifiers_of(self, drafter: int) -> list[int]:
-        """The verifiers of a drafter, bank by bank: all banks of the fleet are dealt round robin."""
-        role = self.cluster.drafter
-        verifiers = self.cluster.verifier.replicas
-        return [(drafter + bank * role.replicas) % verifiers for bank in range(self.cluster.banks)]
+        """The verifiers of a drafter, bank by bank, round robin.
+
+        Those that it is linked to; without links all banks of the fleet are dealt to all verifiers.
+        """
+        drafters, verifiers = self.drafter_names(), self.verifier_names()
+        banks = range(self.cluster.banks)
+        if linked := self.cluster.links.get(drafters[drafter]):
+            return [verifiers.index(linked[bank % len(linked)]) for bank in banks]
+        return [(drafter + bank * len(drafters)) % len(verifiers) for bank in banks]
 
     def load_drafter(self, name: str) -> DrafterWorker:
         """Load the drafter in this process."""
         import_from(self.code_folder)
         role = self.cluster.drafter
-        model = load_model(self.models.drafter, self.vocabulary)
+        model = load_model(self.models.drafter, self.vocabulary, role.num_gpus)
         stop = self.settings[0].stop
         return DrafterWorker(
             name,
@@ -119,17 +128,21 @@ class FleetPlan:
     def load_verifier(self) -> VerifierWorker:
         """Load the verifier in this process."""
         import_from(self.code_folder)
-        model = load_model(self.models.verifier, self.vocabulary)
+        model = load_model(self.models.verifier, self.vocabulary, self.cluster.verifier.num_gpus)
         return VerifierWorker(model, self.strategies, self.settings, self.trace)
 
     def drafter_engine(
-        self, name: str, verifiers: Sequence[VerifierLink], compute: Compute, node: str
+        self,
+        name: str,
+        verifiers: Sequence[VerifierLink],
+        compute: Compute,
+        node: str,
+        spares: Sequence[VerifierLink] = (),
     ) -> DrafterEngine:
         """Load a drafter in this process and put its banks between it and its verifiers."""
         worker = self.load_drafter(name)
         ledger = Ledger(name, node, worker.model.effort, self.timeline)
-        patience = self.cluster.failure.start_seconds + self.cluster.failure.silence_seconds
-        return DrafterEngine(worker, verifiers, compute, ledger, patience)
+        return DrafterEngine(worker, verifiers, compute, ledger, spares)
 
     def verifier_engine(self, name: str, compute: Compute, node: str) -> VerifierEngine:
         """Load a verifier in this process."""

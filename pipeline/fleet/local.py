@@ -63,6 +63,11 @@ class LocalFleet:
         """All that the workers did."""
         return [span for ledger in self._ledgers() for span in ledger.spans]
 
+    @property
+    def restarts(self) -> int:
+        """None: what fails here fails the run."""
+        return 0
+
     async def step_times(self) -> StepTimes:
         """Measured on the first drafter and the first verifier."""
         drafting = await self._drafters[0].engine.step_seconds()

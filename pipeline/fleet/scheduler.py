@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.fleet.errors import FleetLostError, one_line
 from pipeline.fleet.interface import Drafter
 from pipeline.records import Outcome, RowError, Shard, ShardResult
 
 _LOG = logging.getLogger(__name__)
-
-
-class FleetLostError(RuntimeError):
-    """No drafter is left; what is written is kept, and the run can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,9 @@ class Scheduler:
         self._recovering: dict[asyncio.Task[None], Drafter] = {}
         self._last_error: Exception | None = None
         # Dealing goes on while the driver writes, unless it falls far behind.
-        self._done: asyncio.Queue[Lease | None] = asyncio.Queue(maxsize=2 * len(drafters))
+        self._done: asyncio.Queue[Lease | Exception | None] = asyncio.Queue(2 * len(drafters))
 
-    async def leases(self, shards: Iterator[Shard]) -> AsyncIterator[Lease]:
+    async def leases(self, shards: Iterator[Shard]) -> AsyncGenerator[Lease, None]:
         """Decode all shards, each once, and yield them as they finish, in any order.
 
         A drafter is dealt its next shard when it has room for one, so the quick ones get more.
@@ -84,28 +81,50 @@ class Scheduler:
         dealing = asyncio.create_task(self._deal_all(shards))
         try:
             while (lease := await self._done.get()) is not None:
+                if isinstance(lease, Exception):
+                    raise lease
                 yield lease
-            await dealing
         finally:
             for task in (dealing, *self._taking, *self._running, *self._recovering):
                 task.cancel()
 
     async def _deal_all(self, shards: Iterator[Shard]) -> None:
+        """Put all finished shards in the queue; behind them None, or what ended the dealing."""
         try:
-            self._deal(shards)
-            while tasks := [*self._taking, *self._running, *self._recovering]:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    for lease in self._ended(task):
-                        await self._done.put(lease)
-                self._deal(shards)
-            if self._again or self._parts or next(shards, None) is not None:
-                raise FleetLostError(f"no drafter is left: {self._last_error}")
-        finally:
+            await self._deal_until_done(shards)
+        except Exception as error:
+            await self._done.put(error)
+        else:
             await self._done.put(None)
 
+    async def _deal_until_done(self, shards: Iterator[Shard]) -> None:
+        self._deal(shards)
+        while tasks := [*self._taking, *self._running, *self._recovering]:
+            if not (self._taking or self._running) and self._nothing_left(shards):
+                return  # nobody waits for a drafter that is still being started again
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                for lease in self._ended(task):
+                    await self._done.put(lease)
+            self._deal(shards)
+        if not self._nothing_left(shards):
+            assert self._last_error is not None
+            raise FleetLostError(
+                f"no drafter is left: {one_line(self._last_error)}. Finished shards are kept; run the "
+                "same command again to resume"
+            )
+
+    def _nothing_left(self, shards: Iterator[Shard]) -> bool:
+        """Whether nothing waits to be dealt; a shard that is found here is dealt next."""
+        if not self._again and not self._parts and (shard := next(shards, None)) is not None:
+            self._again.append(_Work(shard))
+        return not self._again and not self._parts
+
     def _deal(self, shards: Iterator[Shard]) -> None:
-        """Shards first; what was taken apart comes last, one example a drafter and nothing beside it."""
+        """Shards first; what was taken apart comes last, one example in the fleet and nothing beside it.
+
+        An example may take a verifier with it, and whatever other drafters have there.
+        """
         while self._idle:
             shard = None if self._again else next(shards, None)
             if self._again:
@@ -114,13 +133,8 @@ class Scheduler:
                 self._lease(_Work(shard), self._idle.popleft())
             else:
                 break
-        under_way = [*self._taking.values(), *self._running.values()]
-        busy = [drafter for _, drafter in under_way]
-        if all(work.whole for work, _ in under_way):
-            for drafter in [drafter for drafter in self._idle if drafter not in busy]:
-                if self._parts:
-                    self._idle.remove(drafter)
-                    self._lease(self._parts.popleft(), drafter)
+        if self._parts and self._idle and not (self._taking or self._running):
+            self._lease(self._parts.popleft(), self._idle.popleft())
 
     def _lease(self, work: _Work, drafter: Drafter) -> None:
         self._taking[asyncio.ensure_future(drafter.take(work.shard))] = work, drafter
@@ -156,7 +170,8 @@ class Scheduler:
     def _failed(self, work: _Work, error: Exception) -> Lease | None:
         """Deal a lease again; behind the last attempt take the shard apart, or give an example up."""
         self.retries += 1
-        _LOG.warning("shard %d failed (attempt %d): %s", work.shard.index, work.attempt, error)
+        reason = one_line(error)
+        _LOG.warning("shard %d failed (attempt %d): %s", work.shard.index, work.attempt, reason)
         if work.attempt < self._attempts:
             self._again.append(replace(work, attempt=work.attempt + 1))
             return None
@@ -168,7 +183,7 @@ class Scheduler:
             return None
         whole = work.whole or _Whole(work.shard, missing=1)
         for example in work.shard.examples:
-            message = f"every one of {work.attempt} attempts failed: {error}"
+            message = f"every one of {work.attempt} attempts failed: {reason}"
             whole.errors[example.example_id] = RowError("worker_failed", message)
         nothing = ShardResult(work.shard.index, (), "", "", "")
         return self._part_done(replace(work, whole=whole), nothing)
@@ -206,4 +221,5 @@ class Scheduler:
         if error is None:
             self._idle.append(drafter)
         else:
-            _LOG.error("%s is lost: %s", drafter.name, error)
+            self._last_error = error if isinstance(error, Exception) else self._last_error
+            _LOG.error("%s is lost: %s", drafter.name, one_line(error))

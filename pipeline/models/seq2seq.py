@@ -58,14 +58,16 @@ class Seq2SeqModel(CachedModel):
         """Logits from the decoder's last hidden states, as the model's own forward makes them."""
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
-        logits: Tensor = self.model.lm_head(hidden)
-        return logits[..., : self.vocabulary]
+        # Over several GPUs the head may be elsewhere than the last layer, and both than the tokens.
+        logits: Tensor = self.model.lm_head(hidden.to(self.model.lm_head.weight.device))
+        return logits[..., : self.vocabulary].to(self.device)
 
     def _compute_bias(self, *_: object, **__: object) -> Tensor:
         """The relative bias of the feed in progress with its causal mask, (A, heads, Q, columns)."""
         biases = self._biases(self.feed.columns)
         future = biases.shape[1] // 2
-        return biases[:, self.feed.distances() + future].transpose(0, 1)
+        distances = self.feed.distances().to(biases.device)
+        return biases[:, distances + future].transpose(0, 1)
 
     def _biases(self, length: int) -> Tensor:
         """The bias of each head at distances -L, ..., L - 1, L at least `length`: (heads, 2 L).
@@ -74,8 +76,9 @@ class Seq2SeqModel(CachedModel):
         """
         if self._bias_by_distance.shape[-1] < 2 * length:
             attention = self._self_attention
+            device = attention.relative_attention_bias.weight.device
             buckets = attention._relative_position_bucket(
-                -torch.arange(2 * length, device=self.device),
+                -torch.arange(2 * length, device=device),
                 bidirectional=False,
                 num_buckets=attention.relative_attention_num_buckets,
                 max_distance=attention.relative_attention_max_distance,
@@ -101,16 +104,19 @@ class CrossLayer(SlotLayer):
         missing = max(0, keys.shape[2] - self._all_keys.shape[2])
         self._all_keys = pad(self._all_keys, (0, 0, 0, missing))
         self._all_values = pad(self._all_values, (0, 0, 0, missing))
+        rows = rows.to(keys.device)
         self._all_keys[rows, :, : keys.shape[2]] = keys
         self._all_values[rows, :, : keys.shape[2]] = values
 
     def share(self, rows: Tensor, sources: Tensor) -> None:
         """Let slots `rows` hold what slots `sources` hold."""
+        rows, sources = rows.to(self._all_keys.device), sources.to(self._all_keys.device)
         self._all_keys[rows] = self._all_keys[sources]
         self._all_values[rows] = self._all_values[sources]
 
     def look(self, rows: Tensor | slice, width: int) -> None:
         """Show the cross-attention the slots of the coming pass, as far as prompts reach."""
+        rows = rows if isinstance(rows, slice) else rows.to(self._all_keys.device)
         self.keys = self._all_keys[rows, :, :width]
         self.values = self._all_values[rows, :, :width]
 
@@ -175,9 +181,11 @@ class Seq2SeqBank(CachedBank):
         repeats = torch.tensor([len(of_prompt) for of_prompt in slots], device=self.device)
         for layer, attention in zip(self._cross, self._owner.cross_attentions, strict=True):
             shape = (*encoded.shape[:2], attention.n_heads, attention.key_value_proj_dim)
-            keys = attention.k(encoded).view(shape).transpose(1, 2)
-            values = attention.v(encoded).view(shape).transpose(1, 2)
-            layer.write(rows, *(kv.repeat_interleave(repeats, dim=0) for kv in (keys, values)))
+            device = attention.k.weight.device
+            there, times = encoded.to(device), repeats.to(device)
+            keys = attention.k(there).view(shape).transpose(1, 2)
+            values = attention.v(there).view(shape).transpose(1, 2)
+            layer.write(rows, *(kv.repeat_interleave(times, dim=0) for kv in (keys, values)))
         self._write_mask(rows, mask.repeat_interleave(repeats, dim=0))
 
     def _write_mask(self, rows: Tensor, mask: Tensor) -> None:

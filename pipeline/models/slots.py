@@ -113,21 +113,25 @@ class SlotLayer(CacheLayerMixin):
         """Write the fed columns; return what the queries may look at."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        feed = self._store.feed
+        # A model over several GPUs has layers elsewhere than where it is fed.
+        feed, device = self._store.feed, key_states.device
+        rows = None if feed.rows is None else feed.rows.to(device)
         if feed.fresh:
             width = key_states.shape[2]
-            self.keys[feed.rows, :, :width] = key_states
-            self.values[feed.rows, :, :width] = value_states
+            self.keys[rows, :, :width] = key_states
+            self.values[rows, :, :width] = value_states
             return key_states, value_states
-        where = (self._store.written_rows, self._heads, feed.positions[:, None, :])
+        written, positions = self._store.written_rows.to(device), feed.positions.to(device)
+        where = (written, self._heads, positions[:, None, :])
         self.keys.index_put_(where, key_states)
         self.values.index_put_(where, value_states)
-        read = slice(0, len(key_states)) if feed.rows is None else feed.rows
+        read = slice(0, len(key_states)) if rows is None else rows
         return self.keys[read, :, : feed.columns], self.values[read, :, : feed.columns]
 
     def copy(self, rows: Tensor, sources: Tensor, columns: int) -> None:
         """Have slots `rows` hold the first columns of slots `sources`, as they are now."""
         if self.is_initialized:
+            rows, sources = rows.to(self.keys.device), sources.to(self.keys.device)
             self.keys[rows, :, :columns] = self.keys[sources, :, :columns]
             self.values[rows, :, :columns] = self.values[sources, :, :columns]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -15,6 +13,7 @@ from math import inf
 from typing import Any
 
 from pipeline.protocol import rules
+from pipeline.protocol.custom_code import CustomCodeError, imported
 from pipeline.protocol.targets import Custom, Kept, KeptTokens, Lossy, Target
 from pipeline.records import Strategy
 
@@ -225,22 +224,12 @@ def target_of(strategy: Strategy) -> Target:
     return target
 
 
-def import_from(folder: str) -> None:
-    """Let custom targets be found in a folder: the working directory of the job."""
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-
-
 @cache
 def _custom(name: str) -> Custom:
-    module, _, function = name.partition(":")
     try:
-        return Custom(vars(importlib.import_module(module))[function])
-    except (ImportError, KeyError) as error:
-        raise StrategyError(
-            f"target is '{name}', but there is no function {function} in a module {module} that can "
-            f"be imported from here: {error}"
-        ) from error
+        return Custom(imported(name))
+    except CustomCodeError as error:
+        raise StrategyError(f"target is '{name}', but {error}") from error
 
 
 def sweep(use: str, given: Mapping[str, object]) -> list[Strategy]:

@@ -96,13 +96,16 @@ METRICS: dict[str, _Line] = {
 }
 
 
-def load_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
+def load_metrics(names: Iterable[str], allow_custom_code: bool = False) -> tuple[Metric, ...]:
     """The metrics of these names. One that is not built in is asked of `evaluate.load`.
 
+    Args:
+        allow_custom_code: whether that may run the code of the hub or of a local script.
+
     Raises:
-        JobError: a name is neither built in nor served by the hub.
+        JobError: a name is not built in, and may not be loaded or is not served by the hub.
     """
-    return tuple(_load(name) for name in names)
+    return tuple(_load(name, allow_custom_code) for name in names)
 
 
 def score(
@@ -142,7 +145,15 @@ def _kept(
     return [prediction for prediction, _ in rows], [texts for _, texts in rows]
 
 
-def _load(name: str) -> Metric:
+def _load(name: str, allow_custom_code: bool) -> Metric:
+    if "://" in name:
+        raise JobError(f"metrics: '{name}' is a URL; name a metric of the hub or a local script")
+    if name not in METRICS and not allow_custom_code:
+        raise JobError(
+            f"metrics: '{name}' is not built in; {_remedy(name)} (code for it, from the hub or from "
+            "a local script, runs only where that is allowed: with allow_custom_code: true in a job, "
+            "with --allow-custom-code in a report)"
+        )
     if name not in METRICS:
         return _load_from_hub(name)
     line = METRICS[name]
@@ -154,11 +165,15 @@ def _load_from_hub(name: str) -> Metric:
     """A metric of the hub: its direction is not declared there, so higher is taken as better."""
     try:
         module = HubModule(name)
-    except (OSError, ImportError, ValueError) as error:
-        near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.5)
-        remedy = f"did you mean '{near[0]}'?" if near else f"built in: {', '.join(METRICS)}"
+    except Exception as error:  # its code is somebody's and may raise anything
         reason = " ".join(str(error).split())
         raise JobError(
-            f"metrics: '{name}' is not built in and `evaluate` cannot load it ({reason}); {remedy}"
+            f"metrics: '{name}' is not built in and `evaluate` cannot load it ({reason}); "
+            f"{_remedy(name)}"
         ) from error
     return Metric(name, f"`{name}` of evaluate", "as the module says", True, True, module)
+
+
+def _remedy(name: str) -> str:
+    near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"built in are {', '.join(METRICS)}"

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipeline.quality.metrics import Metric, corpus_value, load_metrics
+from pipeline.records import SKIPPED
 from pipeline.report.deferral import DEFERRAL, RISK_COLUMNS, deferral, ratio
 from pipeline.report.reading import read_schema
 from pipeline.report.settings import SETTING_KEYS
@@ -36,14 +37,17 @@ _SUMMED = ["output_tokens", *(name for name in COUNT_NAMES if name != "accepted_
 _TEXTS = ["prediction", "references"]
 
 
-def summarise(output: Path) -> pa.Table:
+def summarise(output: Path, allow_custom_code: bool = False) -> pa.Table:
     """One line for each setting and strategy in job order, from the row files of `output` alone.
 
+    Args:
+        allow_custom_code: whether metrics that are not built in may be loaded, which runs their code.
+
     Raises:
-        JobError: no shard is finished yet.
+        JobError: no shard is finished yet, or a metric may not be loaded.
     """
     schema = read_schema(output)
-    metrics = load_metrics(metric_names(schema))
+    metrics = load_metrics(metric_names(schema), allow_custom_code)
     texts = _TEXTS if any(metric.pooled for metric in metrics) else []
     columns = [*_KEYS, *_SUMMED, *RISK_COLUMNS, *metric_names(schema), "error_code", *texts]
     rows = read_rows(output, columns)
@@ -64,7 +68,7 @@ def _summary_schema(rows: pa.Schema) -> pa.Schema:
     keys, quality, totals = (
         [rows.field(name) for name in names] for names in (_KEYS, metric_names(rows), _SUMMED)
     )
-    whole = [pa.field(name, pa.int64()) for name in ("rows", "errors")]
+    whole = [pa.field(name, pa.int64()) for name in ("rows", "errors", "skipped")]
     rates = [
         pa.field(name, pa.float64(), metadata={"description": text}) for name, text in RATES.items()
     ]
@@ -85,12 +89,14 @@ def _deferral_fields() -> list[pa.Field[Any]]:
 
 def _line(key: dict[str, Any], group: pd.DataFrame, metrics: Sequence[Metric]) -> dict[str, Any]:
     good = group[group["error_code"].isna()]
+    skipped = int((group["error_code"] == SKIPPED).sum())
     totals = {name: int(good[name].sum()) for name in _SUMMED}
     return {
         "label": strategy_of(key).label,
         **key,
         "rows": len(group),
-        "errors": len(group) - len(good),
+        "errors": len(group) - len(good) - skipped,
+        "skipped": skipped,
         **{metric.name: _quality(metric, good) for metric in metrics},
         **_rates(totals),
         "acceptance_per_example": _mean_acceptance(good),

@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipeline.report.settings import Line, by_setting, shared_setting
+from pipeline.results.errors import ErrorTally
 from pipeline.results.schema import metric_names
 
 _RATES = {
@@ -64,6 +66,16 @@ def print_summary(summary: pa.Table, console: Console | None = None) -> None:
     deferral = deferral_table(summary)
     if deferral:
         console.print(deferral)
+
+
+def print_errors(tally: ErrorTally, console: Console) -> None:
+    """Print how many rows have which errors, and with what one of each says."""
+    said = f"Errors: {tally.errors} of {tally.rows} rows"
+    console.print(said + (f": {tally.by_code()}" if tally.errors else ""), soft_wrap=True)
+    for code, _ in tally.codes.most_common():
+        console.print(f"  {code}: {escape(tally.messages[code])}", soft_wrap=True, highlight=False)
+    if tally.skipped:
+        console.print(f"Skipped: {tally.skipped} rows, whose prompts are too long", soft_wrap=True)
 
 
 def readable(console: Console) -> Console:

@@ -10,13 +10,14 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from pipeline.config import JobError
+from pipeline.results.output import writing
 
 
 @contextmanager
@@ -25,25 +26,31 @@ def locked(output: Path) -> Iterator[None]:
 
     Raises:
         JobError: another process holds it; the message names that process.
+        OutputError: it cannot be written.
     """
-    output.mkdir(parents=True, exist_ok=True)
     holder = output / ".holder.json"
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        lock = _acquired(output, holder)
+    with lock:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        us = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
+        try:
+            with writing(output):
+                holder.write_text(json.dumps(us), "utf-8")
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+
+
+def _acquired(output: Path, holder: Path) -> AbstractContextManager[object]:
     try:
-        lock = FileLock(output / ".lock").acquire(timeout=0)
+        return FileLock(output / ".lock").acquire(timeout=0)
     except Timeout as error:
         raise JobError(
             f"output: {output} is in use by {_described(holder)}; wait until it ends, stop it, or "
             "choose another folder"
         ) from error
-    with lock:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        holder.write_text(
-            json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}), "utf-8"
-        )
-        try:
-            yield
-        finally:
-            holder.unlink(missing_ok=True)
 
 
 def _described(holder: Path) -> str:

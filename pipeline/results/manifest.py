@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import Any
 
 from pipeline.config import DatasetConfig, Job, JobError
 from pipeline.data.files import glob_files, is_file_format
+from pipeline.redaction import redact, redacted
 from pipeline.results.schema import SCHEMA_VERSION
 from pipeline.results.writer import draft_path, finished_shards, publish
 
@@ -33,7 +33,7 @@ _PACKAGES = (
     "torch",
     "transformers",
 )
-_UNDECIDING = {"output", "fleet", "cluster", "step_seconds"}
+_UNDECIDING = {"output", "fleet", "cluster", "step_seconds", "max_error_share", "allow_custom_code"}
 _WHOLE_HASH_BYTES = 64 * 2**20
 _SAMPLE_BYTES = 2**20
 
@@ -60,13 +60,13 @@ def make_manifest(job: Job, extra: Mapping[str, Any] | None = None) -> Manifest:
     """
     facts = fingerprint_facts(job)
     return Manifest(
-        job=_redacted(job.model_dump(mode="json")),
+        job=redacted(job.model_dump(mode="json")),
         facts=facts,
         fingerprint=_sha256(json.dumps(facts, sort_keys=True).encode()),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         python=platform.python_version(),
         packages={name: version(name) for name in _PACKAGES},
-        extra=_redacted(dict(extra or {})),
+        extra=redacted(dict(extra or {})),
     )
 
 
@@ -122,7 +122,7 @@ def fingerprint_facts(job: Job) -> dict[str, Any]:
 
     A local folder or file counts by its contents, so that moving it changes nothing.
     """
-    tree = _redacted(job.model_dump(mode="json", exclude=_UNDECIDING))
+    tree = redacted(job.model_dump(mode="json", exclude=_UNDECIDING))
     del tree["dataset"]["streaming"]
     _use_data_contents(tree["dataset"], job.dataset)
     for role, model in (("drafter", job.models.drafter), ("verifier", job.models.verifier)):
@@ -149,7 +149,7 @@ def _pattern_hashes(patterns: str | list[str]) -> list[str]:
     lines: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         files = [] if "://" in pattern else glob_files(pattern)
-        lines += [f"{file.name} {_file_hash(file)}" for file in files] or [_redact(pattern)]
+        lines += [f"{file.name} {_file_hash(file)}" for file in files] or [redact(pattern)]
     return lines
 
 
@@ -192,18 +192,3 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
             yield f"{name}: was not there, now {after[name]!r}"
         elif before[name] != after[name]:
             yield f"{name}: was {before[name]!r}, now {after[name]!r}"
-
-
-def _redacted(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _redacted(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_redacted(value) for value in tree]
-    return _redact(tree) if isinstance(tree, str) else tree
-
-
-def _redact(text: str) -> str:
-    """A location without its credentials: `user:password@` and signed or token query values."""
-    text = re.sub(r"://[^/@\s]+@", "://***@", text)
-    secret = r"([?&][^=&\s]*(?:token|key|secret|signature|credential|password)[^=&\s]*=)[^&\s]+"
-    return re.sub(secret, r"\1***", text, flags=re.IGNORECASE)

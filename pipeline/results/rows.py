@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pipeline.records import (
+    SKIPPED,
     Example,
     Outcome,
     RowError,
@@ -23,6 +24,7 @@ from pipeline.records import (
     StepTimes,
     Strategy,
 )
+from pipeline.redaction import redact
 from pipeline.results.schema import MetricColumn, row_schema
 
 PARAMETER_COLUMNS = tuple(field.name for field in fields(Strategy) if field.name != "use")
@@ -178,7 +180,8 @@ def _row(
         "attempts": finished.attempts,
     }
     if example.error is not None:
-        return {**shared, "output_ids": [], **_ending("error", example.error)}
+        reason = "skipped" if example.error.code == SKIPPED else "error"
+        return {**shared, "output_ids": [], **_ending(reason, example.error)}
     place = places.pop(key, None)
     if place is None:
         raise InvariantError(f"{key}: no outcome")
@@ -244,7 +247,7 @@ def _ending(finish_reason: str, error: RowError | None) -> dict[str, Any]:
     return {
         "finish_reason": finish_reason,
         "error_code": error.code if error else None,
-        "error": error.message if error else None,
+        "error": redact(error.message) if error else None,
     }
 
 

@@ -155,8 +155,13 @@ TRACE = Column(
     "for each token who wrote it (draft, residual, bonus, verifier) and what both models thought",
 )
 OUTCOME = (
-    Column("finish_reason", _TEXT, "`stop` (end of text), `length` or `error`", required=True),
-    Column("error_code", _TEXT, "stable code of the error; null on success"),
+    Column(
+        "finish_reason",
+        _TEXT,
+        "`stop` (end of text), `length`, `error` or `skipped`",
+        required=True,
+    ),
+    Column("error_code", _TEXT, "stable code of the error or of skipping; null on success"),
     Column("error", _TEXT, "what went wrong, in a sentence; null on success"),
 )
 COST = (

@@ -5,7 +5,8 @@
     OUTPUT/summary.csv, *.png          what the report makes of the rows
 
 A file is written under a name that begins with a dot, which readers of the folder skip, and
-renamed when it is safe on disk. So a file that exists is a shard that is done.
+renamed when it is safe on disk. So a file that exists is a shard that is done. What a writer that was
+killed left under such a name is removed by the next run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.results.output import writing
 from pipeline.results.schema import PROJECT, SCHEMA_VERSION
 
 
@@ -31,18 +33,23 @@ def shard_file(output: Path, shard: int) -> Path:
 
 
 def write_shard(output: Path, shard: int, table: pa.Table) -> Path:
-    """Write a finished shard at once; a retry replaces the file. Returns its path."""
+    """Write a finished shard at once; a retry replaces the file. Returns its path.
+
+    Raises:
+        OutputError: it cannot be written; there is then nothing of it.
+    """
     path = shard_file(output, shard)
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_path(path)
-    try:
-        with pq.ParquetWriter(draft, table.schema, compression="zstd") as writer:
-            # `datasets` cannot read a row group of no rows.
-            if table.num_rows:
-                writer.write_table(table)
-        publish(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with writing(output):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with pq.ParquetWriter(draft, table.schema, compression="zstd") as writer:
+                # `datasets` cannot read a row group of no rows.
+                if table.num_rows:
+                    writer.write_table(table)
+            publish(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
     return path
 
 
@@ -91,6 +98,14 @@ def rows_schema(output: Path) -> pa.Schema:
 def draft_path(path: Path) -> Path:
     """A name beside `path` that readers skip, and that no other process uses."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove_drafts(output: Path) -> None:
+    """Remove what writers that were killed left. Only who holds the run's folder may."""
+    for folder in (output, rows_folder(output)):
+        for path in folder.glob(".*.tmp"):
+            if re.fullmatch(r"\..+\.\d+\.tmp", path.name):
+                path.unlink(missing_ok=True)
 
 
 def publish(draft: Path, path: Path) -> None:

@@ -24,7 +24,7 @@ from pipeline.records import Setting, Shard, Strategy
 from pipeline.workers.drafting import Ending, Places, draft_block, ending, own_block
 from pipeline.workers.lanes import EndsText, Finished, Lane, Rulebook, Seats, Tallies, Task
 from pipeline.workers.transport import Transport, facts_read, pack
-from pipeline.workers.wire import LaneOpening, VerifyReply, VerifyRequest
+from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 PREFILL_TOKENS = 4096
 """Prompt tokens that a round computes for new examples, so that the lanes under way do not wait."""
@@ -159,7 +159,7 @@ class DrafterWorker:
             columns = min(self._setting(bank).draft_length, int(places.budgets.max()))
             if not self._uses_drafter:
                 return self._request_without_draft(bank, places, columns, openings)
-            bank.cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in openings])
+            bank.cache.open(openings)
             return self._drafted(bank, places, columns, openings)
 
     def reopened(self, bank: Bank, request: VerifyRequest) -> VerifyRequest:
@@ -217,7 +217,7 @@ class DrafterWorker:
         )
 
     def _drafted(
-        self, bank: Bank, places: Places, columns: int, openings: tuple[LaneOpening, ...]
+        self, bank: Bank, places: Places, columns: int, openings: tuple[SlotContent, ...]
     ) -> VerifyRequest | VerifyReply:
         setting, lanes = self._setting(bank), len(places.starts)
         last = bank.seats.last_tokens(lanes)
@@ -243,7 +243,7 @@ class DrafterWorker:
         )
 
     def _request_without_draft(
-        self, bank: Bank, places: Places, columns: int, openings: tuple[LaneOpening, ...]
+        self, bank: Bank, places: Places, columns: int, openings: tuple[SlotContent, ...]
     ) -> VerifyRequest:
         lanes = len(places.starts)
         # Who ends a text at a stop string is known here only, token by token.
@@ -262,7 +262,7 @@ class DrafterWorker:
         )
 
     def _request(
-        self, bank: Bank, places: Places, openings: tuple[LaneOpening, ...], **drafted: Any
+        self, bank: Bank, places: Places, openings: tuple[SlotContent, ...], **drafted: Any
     ) -> VerifyRequest:
         assert bank.seats.tallies is not None
         return VerifyRequest(
@@ -308,10 +308,10 @@ class DrafterWorker:
         return ends
 
 
-def _openings(bank: Bank, slots: Sequence[int]) -> tuple[LaneOpening, ...]:
+def _openings(bank: Bank, slots: Sequence[int]) -> tuple[SlotContent, ...]:
     tasks = [(slot, bank.seats.tasks[slot]) for slot in slots]
     return tuple(
-        LaneOpening(slot, task.example.prompt_ids, tuple(bank.seats.output_ids(slot).tolist()))
+        SlotContent(slot, task.example.prompt_ids, tuple(bank.seats.output_ids(slot).tolist()))
         for slot, task in tasks
         if task is not None
     )

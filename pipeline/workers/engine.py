@@ -15,13 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_exponential_jitter,
-)
-
 from pipeline.records import Outcome, Shard, ShardResult
 from pipeline.workers.drafter import Bank, DrafterWorker
 from pipeline.workers.lanes import Finished
@@ -31,8 +24,8 @@ from pipeline.workers.wire import VerifyReply, VerifyRequest
 
 Result = TypeVar("Result")
 
-PATIENCE_SECONDS = 600.0
-"""How long a drafter waits for a verifier that was lost: it may have to load its model again."""
+BLOCK_LOSSES = 2
+"""How often a verifier may be lost over a block until the block is taken to be the cause."""
 
 
 class Compute(Protocol):
@@ -42,25 +35,23 @@ class Compute(Protocol):
         """The result of the work."""
 
 
-def retries(errors: tuple[type[Exception], ...], seconds: float) -> AsyncRetrying:
-    """Tries with growing pauses as long as one of the errors is raised, which is raised in the end."""
-    return AsyncRetrying(
-        retry=retry_if_exception_type(errors),
-        wait=wait_exponential_jitter(multiplier=0.2, max=5),
-        stop=stop_after_delay(seconds),
-        reraise=True,
-    )
-
-
 class VerifierLostError(ConnectionError):
-    """A verifier did not answer: it died, it hangs, or the way to it is cut. Another try may help."""
+    """A verifier died or hung over a block, and is there again. Another try may help."""
+
+
+class VerifierGoneError(ConnectionError):
+    """A verifier will not come back. Another one may do its work."""
+
+
+class NoVerifierError(RuntimeError):
+    """All verifiers of a drafter are gone."""
 
 
 @dataclass(frozen=True)
 class VerifierLink:
     """A verifier as a drafter sees it: its name, and how to have a block judged there.
 
-    `verify` raises `StaleBankError` as the worker does, and `VerifierLostError`.
+    `verify` raises `StaleBankError` as the worker does, `VerifierLostError` and `VerifierGoneError`.
     """
 
     name: str
@@ -127,6 +118,7 @@ class DrafterEngine:
     Args:
         verifiers: bank b of the drafter uses link `b mod len(verifiers)`.
         compute: runs model work; it must run one piece at a time.
+        spares: verifiers that take over the banks of one that is gone.
     """
 
     def __init__(
@@ -135,13 +127,13 @@ class DrafterEngine:
         verifiers: Sequence[VerifierLink],
         compute: Compute,
         ledger: Ledger,
-        patience_seconds: float = PATIENCE_SECONDS,
+        spares: Sequence[VerifierLink] = (),
     ) -> None:
         self.ledger = ledger
         self._worker = worker
         self._links = [verifiers[bank % len(verifiers)] for bank in range(len(worker.banks))]
+        self._left = {link.name: link for link in (*verifiers, *spares)}
         self._compute = compute
-        self._patience = patience_seconds
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count()
         self._changed = asyncio.Condition()
@@ -254,25 +246,38 @@ class DrafterEngine:
         return await self._verify(bank, drafted) if isinstance(drafted, VerifyRequest) else drafted
 
     async def _verify(self, bank: Bank, request: VerifyRequest) -> VerifyReply:
-        verify = self._links[self._worker.banks.index(bank)].verify
-        async for attempt in retries((StaleBankError, VerifierLostError), self._patience):
-            sent = time.perf_counter()
-            with attempt:
-                try:
-                    reply = await verify(request)
-                except StaleBankError:
-                    # The answer of a verifier that is there: no need to wait.
-                    request = await self._compute(partial(self._worker.reopened, bank, request))
-                    sent = time.perf_counter()
-                    reply = await verify(request)
-                except VerifierLostError:
-                    self.ledger.count(retries=1)
+        number, losses = self._worker.banks.index(bank), 0
+        reply: VerifyReply | None = None
+        while reply is None:
+            link, sent = self._links[number], time.perf_counter()
+            try:
+                reply = await link.verify(request)
+            except StaleBankError:
+                request = await self._compute(partial(self._worker.reopened, bank, request))
+            except VerifierGoneError as error:
+                self.ledger.count(retries=1)
+                self._do_without(link.name, error)
+            except VerifierLostError:
+                self.ledger.count(retries=1)
+                losses += 1
+                if losses == BLOCK_LOSSES:
                     raise
         back = time.perf_counter()
         self.ledger.span("in flight", bank.name, sent, back)
         there = reply.queue_seconds + reply.busy_seconds
         self.ledger.count(transfer_seconds=back - sent - there, bytes_sent=request.nbytes)
         return reply
+
+    def _do_without(self, name: str, reason: VerifierGoneError) -> None:
+        """Deal the banks of a verifier that is gone to those that are left."""
+        self._left.pop(name, None)
+        left = list(self._left.values())
+        if not left:
+            raise NoVerifierError(f"no verifier is left: {reason}") from reason
+        self._links = [
+            left[bank % len(left)] if link.name == name else link
+            for bank, link in enumerate(self._links)
+        ]
 
     def _deliver(self, finished: Iterable[Finished]) -> None:
         for item in finished:

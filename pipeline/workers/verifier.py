@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from pipeline.models.interface import LanguageModel, ModelBank, SlotContent
+from pipeline.models.interface import LanguageModel, ModelBank
 from pipeline.models.timing import seconds_per_pass
 from pipeline.protocol.blocks import Block
 from pipeline.protocol.verification import verify
@@ -84,7 +84,7 @@ class VerifierWorker:
 
     @torch.inference_mode()
     def _judge(self, cache: ModelBank, request: VerifyRequest) -> VerifyReply:
-        cache.open([SlotContent(o.slot, o.prompt_ids, o.output_ids) for o in request.openings])
+        cache.open(request.openings)
         setting = self.settings[request.setting]
         if request.draft is None:
             block = self._own_block(cache, request, setting)

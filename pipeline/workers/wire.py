@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.models.interface import SlotContent
 from pipeline.protocol.blocks import Block, Pairs, Verdicts
 from pipeline.workers.transport import Packed, as_tensor, unpack
 
@@ -15,15 +16,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class LaneOpening:
-    """A lane that takes a slot: what a cache is rebuilt from."""
-
-    slot: int
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,8 @@ class VerifyRequest:
     round: int
     fresh: bool
     """Whether the verifier must forget what it holds of the bank: every lane is among the openings."""
-    openings: tuple[LaneOpening, ...]
+    openings: tuple[SlotContent, ...]
+    """Lanes that take slots."""
     columns: int
     last_tokens: Ints
     tokens: Ints
@@ -60,7 +53,7 @@ class VerifyRequest:
     @property
     def num_lanes(self) -> int:
         """Lanes that are decoded; free slots between them idle along."""
-        return len(np.unique(self.pair_rows))
+        return int(np.count_nonzero(self.budgets))
 
     @property
     def nbytes(self) -> int:

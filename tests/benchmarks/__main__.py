@@ -25,6 +25,7 @@ from tests.benchmarks import (
     engine,
     fleets,
     overlap,
+    planning,
     ray_data,
     sharing,
     simulation,
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "vllm_cpu": vllm_cpu.measure,
     "simulation": simulation.measure,
     "fleets": fleets.measure,
+    "planning": planning.measure,
 }
 
 

@@ -12,7 +12,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.config import DatasetConfig, JobError
-from pipeline.data.prompts import PromptReader, parse_template
+from pipeline.data.prompts import PromptReader, parse_template, shortened
+from pipeline.records import SKIPPED
 
 WORDS = ["<unk>", "<s>", "</s>", "user:", "assistant:", "hello", "world", "{", "}"]
 BOS, EOS = 1, 2
@@ -133,3 +134,89 @@ def test_references_are_one_text_or_several() -> None:
     assert read.read("0", {"en": "hello", "de": "a"}).references == ("a",)
     assert read.read("0", {"en": "hello", "de": ["a", "b"]}).references == ("a", "b")
     assert reader({"prompt": "{en}"}).read("0", {"en": "hello", "de": "a"}).references == ()
+
+
+@pytest.mark.parametrize("value", [float("nan"), True, {"a": "b"}, b"bytes"])
+def test_a_value_that_is_no_text_is_an_error_and_no_prompt(value: Any) -> None:
+    error = reader({"prompt": "{en}"}).read("0", {"en": value}).error
+    assert error is not None
+    assert error.code == ("null_field" if isinstance(value, float) else "wrong_type")
+
+
+def test_a_prompt_without_tokens_is_empty() -> None:
+    read = reader({"prompt": "{en}"}, "$A")
+    read.tokenizer.encode = (
+        lambda text, add_special_tokens: []
+    )  # as one that drops what it does not know
+    error = read.read("0", {"en": "\u200b"}).error
+    assert error is not None
+    assert error.code == "empty_prompt"
+
+
+def test_a_chat_that_the_template_refuses_is_a_mistake_of_the_job() -> None:
+    strict = "{% if messages[0].role != 'user' %}{{ raise_exception('user\\nfirst') }}{% endif %}"
+    with pytest.raises(
+        JobError, match=r"dataset\.messages: .*user first; change the messages' roles"
+    ):
+        reader({"messages": [{"role": "assistant", "content": "{t}"}]}, chat=strict)
+
+
+def test_a_chat_that_the_template_refuses_for_its_text_is_a_bad_row() -> None:
+    strict = "{% if 'bad' in messages[0].content %}{{ raise_exception('no') }}{% endif %}hello"
+    read = reader({"messages": [{"role": "user", "content": "{t}"}]}, chat=strict)
+    assert read.read("0", {"t": "good"}).error is None
+    error = read.read("1", {"t": "bad"}).error
+    assert error is not None
+    assert error.code == "chat_template"
+
+
+# --- long prompts -----------------------------------------------------------------------------------
+
+FIVE = {"en": "hello world hello user: world"}
+IDS = (5, 6, 5, 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("kept", "single", "expected"),
+    [
+        ("last", LLAMA, (BOS, 5, 3, 6)),
+        ("last", "$A", (6, 5, 3, 6)),
+        ("first", T5, (5, 6, 5, EOS)),
+        ("first", "<s> $A </s>", (BOS, 5, 6, EOS)),
+        ("last", "<s> $A </s>", (BOS, 3, 6, EOS)),
+    ],
+)
+def test_truncation_keeps_one_end_and_the_special_tokens(
+    kept: Any, single: str, expected: tuple[int, ...]
+) -> None:
+    given = {"prompt": "{en}", "long_prompts": "truncate"}
+    example = reader(given, single, max_prompt_tokens=4, kept_end=kept).read("0", FIVE)
+    assert example.error is None
+    assert example.prompt_ids == expected
+    assert example.prompt == FIVE["en"]
+
+
+def test_no_room_for_more_than_the_special_tokens() -> None:
+    assert shortened((BOS, *IDS, EOS), 1, "last", (BOS, EOS)) == (EOS,)
+    assert shortened((BOS, *IDS, EOS), 2, "first", (BOS, EOS)) == (BOS, 5)
+    assert shortened(IDS, 2, "last", (None, None)) == (3, 6)
+
+
+@pytest.mark.parametrize("policy", ["error", "truncate", "skip"])
+def test_a_prompt_that_just_fits_is_left_alone(policy: str) -> None:
+    given = {"prompt": "{en}", "long_prompts": policy}
+    example = reader(given, "$A", max_prompt_tokens=5).read("0", FIVE)
+    assert (example.error, example.prompt_ids) == (None, IDS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"), [("error", "prompt_too_long"), ("skip", SKIPPED), ("truncate", None)]
+)
+@pytest.mark.parametrize(("asked", "held"), [(4, None), (None, 4), (4, 9), (9, 4)])
+def test_the_shorter_of_both_limits_holds(
+    policy: str, code: str | None, asked: int | None, held: int | None
+) -> None:
+    given = {"prompt": "{en}", "long_prompts": policy, "max_prompt_tokens": asked}
+    example = reader(given, "$A", max_prompt_tokens=held).read("0", FIVE)
+    assert (example.error.code if example.error else None) == code
+    assert len(example.prompt_ids) == (0 if code else 4)

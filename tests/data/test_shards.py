@@ -221,3 +221,50 @@ def test_an_empty_dataset_is_refused(name: str, tmp_path: Path) -> None:
         file.write_text("\n")
     with pytest.raises(JobError, match=r"has no rows|cannot be read"):
         check_dataset(config(str(file), "parquet" if name.endswith("parquet") else "json"))
+
+
+def test_a_bad_first_line_is_a_bad_row_too(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    lines = ["garbage", "[" * 100_000, '{"en": 1' + "0" * 5000 + "}", "null", json.dumps(ROWS[0])]
+    file.write_bytes(b"\n".join([*(line.encode() for line in lines), b'{"en": "\xff"}']))
+    dataset = config(str(file))
+    check_dataset(dataset)
+    examples = read(dataset)
+    assert [e.error.code if e.error else None for e in examples] == [
+        *["unreadable_row"] * 4,
+        None,
+        "unreadable_row",
+    ]
+    assert len(examples) == count_examples(dataset)
+    assert all(example.error.message.isprintable() for example in examples if example.error)
+
+
+def test_a_file_without_a_readable_row_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text("garbage\n" * 3)
+    with pytest.raises(JobError, match=r"no row can be read: line 1 of data\.jsonl is not JSON"):
+        check_dataset(config(str(file)))
+
+
+def test_an_array_in_a_file_of_lines_is_read_as_rows(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps(ROWS, indent=1))
+    assert [example.prompt for example in read(config(str(file)))] == [row["en"] for row in ROWS]
+
+
+def test_a_name_given_to_a_bad_row_is_nobody_elses(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(shards, "_PEEK", 1)
+    rows = [{"key": key, "en": "a", "de": "b"} for key in ("#2", "", "#2", "#1", None)]
+    dataset = config(write(tmp_path / "d.jsonl", rows), id="key")
+    examples = read(dataset)
+    assert [example.example_id for example in examples] == ["#2", "#1", "##2", "#3", "#4"]
+    codes = [example.error.code for example in examples if example.error]
+    assert codes == ["missing_id", "duplicate_id", "duplicate_id", "missing_id"]
+
+
+def test_a_file_that_breaks_off_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "data.csv"
+    file.write_text("en,de\n" + "a,b\n" * 10 + '"x\n')
+    dataset = config(str(file), "csv", shard_size=4)
+    with pytest.raises(JobError, match=r"dataset\.path: 'csv' cannot be read behind \d+ rows"):
+        read(dataset)

@@ -2,7 +2,8 @@
 
 Planted faults these tests catch: a failed lease that is forgotten; one that is dealt without end; a
 drafter that gets shards before it has recovered; a poison example that takes its neighbours along;
-parts that run beside other work; a run that waits for ever when no drafter is left.
+parts that run beside other work; a run that waits for ever when no drafter is left, or for one that
+nobody needs any more; tracebacks in place of reasons.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pipeline.fleet.scheduler import FleetLostError, Lease, Scheduler
+from pipeline.fleet.errors import FleetLostError, one_line
+from pipeline.fleet.scheduler import Lease, Scheduler
 from pipeline.records import Counts, Example, Outcome, Shard, ShardResult, Strategy
 
 Fault = Callable[[Shard, int], bool]
@@ -129,5 +131,41 @@ def test_a_drafter_that_is_gone_leaves_its_work_to_the_others() -> None:
 
 def test_without_any_drafter_left_the_run_ends_with_a_reason() -> None:
     drafters = [FakeDrafter(name, lambda _, lease: lease == 2, lives=0) for name in "ab"]
-    with pytest.raises(FleetLostError, match="died"):
+    with pytest.raises(
+        FleetLostError, match=r"no drafter is left: . is gone for good\. .*same command again"
+    ):
         scheduled(10, *drafters)
+
+
+def test_the_end_does_not_wait_for_a_drafter_that_is_being_started_again() -> None:
+    class Slow(FakeDrafter):
+        async def recover(self) -> None:
+            await asyncio.sleep(1000)
+
+    leases, _ = scheduled(10, Slow("a", lambda _, lease: lease == 2), FakeDrafter("b"))
+    assert_complete(leases, 10)
+
+
+def test_more_drafters_than_shards_and_no_shard_at_all() -> None:
+    leases, _ = scheduled(2, *(FakeDrafter(name) for name in "abcde"))
+    assert_complete(leases, 2)
+    assert scheduled(0, FakeDrafter("a"))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("no space", "no space"),
+        ("", "RuntimeError"),
+        (
+            "The actor died because of an error raised in its creation task, ray::A.__init__()\n"
+            '  File "a.py", line 6, in __init__\n    raise ValueError(...)\n    ^^^^^\n'
+            "ValueError: weights are corrupt\nsecond line",
+            "ValueError: weights are corrupt second line",
+        ),
+        ("The actor died.\n\tpid: 6936\n\tip: 192.0.2.2\nIts worker died.", "Its worker died."),
+        ("An error\n    in a corner", "in a corner"),
+    ],
+)
+def test_an_error_of_ray_is_told_in_one_line(said: str, line: str) -> None:
+    assert one_line(RuntimeError(said)) == line

@@ -175,6 +175,7 @@ def test_a_custom_target_is_found_in_the_working_directory(
 ) -> None:
     job = g2p_job(
         "strategies=[spec_decode, {use: custom, target: 'own_target:verifier'}]",
+        "allow_custom_code=true",
         "decoding.temperature=1",
     )
     repository = Path.cwd()
@@ -200,7 +201,10 @@ def test_a_custom_target_that_is_no_distribution_ends_the_text_with_an_error(
         lambda drafter_probs, verifier_probs, alpha: verifier_probs / 2,
     )
     rows = rows_of(
-        g2p_job("strategies=[verifier, {use: custom, target: 'tests.fleet.test_settings:half'}]")
+        g2p_job(
+            "strategies=[verifier, {use: custom, target: 'tests.fleet.test_settings:half'}]",
+            "allow_custom_code=true",
+        )
     ).to_pylist()
     for row in rows:
         failed = row["strategy"] == "custom"

@@ -35,11 +35,11 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(name: str, predictions: list[str | None], references: list[list[str]]) -> list[Any]:
-    return score(load_metrics([name]), predictions, references)[name]
+    return score(load_metrics([name], True), predictions, references)[name]
 
 
 def corpus(name: str, predictions: list[str | None], references: list[list[str]]) -> float | None:
-    return corpus_value(load_metrics([name])[0], predictions, references)
+    return corpus_value(load_metrics([name], True)[0], predictions, references)
 
 
 def test_all_built_in_metrics_compute_without_a_network() -> None:
@@ -138,8 +138,9 @@ def test_only_error_rates_are_better_low() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(JobError, match=r"metrics: 'blue' is not built in .*did you mean 'bleu'"):
-        load_metrics(["exact_match", "blue"])
+    for allowed in (False, True):
+        with pytest.raises(JobError, match=r"metrics: 'blue' is not built in.*did you mean 'bleu'"):
+            load_metrics(["exact_match", "blue"], allowed)
 
 
 METRIC_SCRIPT = """

@@ -1,0 +1,1 @@
+"""What a job will need, before any weight is loaded: memory, traffic, calls, time, and its problems."""
