@@ -137,13 +137,19 @@ class Positions:
     ) -> None:
         self.drafter, self.verifier, self.drafted = drafter, verifier, drafted
         self.index = torch.arange(len(drafted), device=drafted.device) if index is None else index
-        self._shared = self
+        # Not itself: a cycle would keep the probabilities of a round until the collector comes by.
+        self._whole: Positions | None = None
 
     def take(self, index: Tensor) -> Positions:
         """The rows `index` of all N positions. What was computed once for all is shared."""
         chosen = Positions(self.drafter, self.verifier, self.drafted, index)
-        chosen._shared = self._shared
+        chosen._whole = self._shared
         return chosen
+
+    @property
+    def _shared(self) -> Positions:
+        """All positions, where what is computed once for all is kept."""
+        return self if self._whole is None else self._whole
 
     @property
     def drafter_probs(self) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -145,8 +145,9 @@ INVARIANTS: dict[str, Callable[[Outcome], bool]] = {
 
 
 def _whole_numbers(outcome: Outcome) -> list[int]:
-    counts = asdict(outcome.counts)
-    return [*counts.pop("accepted_histogram"), *counts.values()]
+    counts = vars(outcome.counts)
+    single = (number for name, number in counts.items() if name != "accepted_histogram")
+    return [*outcome.counts.accepted_histogram, *single]
 
 
 def _places(outcomes: Sequence[Outcome]) -> dict[Key, int]:
@@ -197,7 +198,7 @@ def _row(
 
 def _identity(layout: RowLayout, shard: int, key: Key) -> dict[str, Any]:
     setting, strategy = layout.settings[key.setting], key.strategy
-    drafting = asdict(setting.drafter_sampling) if setting.drafter_sampling else {}
+    drafting = vars(setting.drafter_sampling) if setting.drafter_sampling else {}
     beta = strategy.beta
     return {
         "job": layout.job,
@@ -207,7 +208,7 @@ def _identity(layout: RowLayout, shard: int, key: Key) -> dict[str, Any]:
         **{name: value for name, value in vars(strategy).items() if name != "use"},
         "beta": f"{beta:g}" if isinstance(beta, int | float) else beta,
         "block_size": setting.block_size,
-        **asdict(setting.sampling),
+        **vars(setting.sampling),
         **{f"drafter_{name}": value for name, value in drafting.items()},
         "bonus": setting.bonus,
         "seed": setting.seed,
@@ -227,9 +228,9 @@ def _outcome_columns(outcome: Outcome) -> dict[str, Any]:
     return {
         "output_ids": list(outcome.output_ids),
         "output_tokens": len(outcome.output_ids),
-        **asdict(outcome.counts),
+        **vars(outcome.counts),
         **_risk(outcome),
-        "trace": [asdict(token) for token in outcome.trace],
+        "trace": [vars(token) for token in outcome.trace],
         **_ending(outcome.finish_reason, outcome.error),
     }
 
@@ -239,7 +240,7 @@ def _risk(outcome: Outcome) -> dict[str, float | None]:
     judged = outcome.counts.rounds > 0
     return {
         name: value if judged and not math.isnan(value) else None
-        for name, value in asdict(outcome.risk).items()
+        for name, value in vars(outcome.risk).items()
     }
 
 

@@ -122,6 +122,42 @@ def test_an_example_that_always_fails_costs_one_row_and_no_neighbour() -> None:
     assert "4 attempts" in errors["5-2"].message
 
 
+def test_what_was_taken_apart_runs_alone_in_the_fleet() -> None:
+    """It may take a verifier with it, and so whatever another drafter has there."""
+    under_way: dict[tuple[str, int], int] = {}
+    alone = []
+
+    class Noting(FakeDrafter):
+        async def take(self, shard: Shard) -> int:
+            alone.append(len(shard.examples) > 1 or not under_way)
+            under_way[self.name, self.leases + 1] = shard.index
+            try:
+                return await super().take(shard)
+            except RuntimeError:
+                self._ended()
+                raise
+
+        async def outcomes(self, ticket: int) -> ShardResult:
+            try:
+                result = await super().outcomes(ticket)
+            except RuntimeError:
+                self._ended()
+                raise
+            del under_way[self.name, ticket]
+            return result
+
+        def _ended(self) -> None:
+            for key in [key for key in under_way if key[0] == self.name]:
+                del under_way[key]
+
+    def poison(shard: Shard, _: int) -> bool:
+        return any(example.example_id == "5-2" for example in shard.examples)
+
+    leases, _ = scheduled(12, Noting("a", poison), Noting("b", poison), Noting("c", poison))
+    assert_complete(leases, 12)
+    assert all(alone)
+
+
 def test_a_drafter_that_is_gone_leaves_its_work_to_the_others() -> None:
     dying = FakeDrafter("a", lambda _, lease: lease == 2, lives=0)
     leases, _ = scheduled(10, dying, FakeDrafter("b"))
