@@ -220,6 +220,7 @@ class TestModels:
 
 
 class TestDataSets:
+    @pytest.mark.filterwarnings("ignore:The Pandas builder is deprecated")
     def test_a_pickle_is_refused(self, marker: Path, tmp_path: Path) -> None:
         (tmp_path / "rows.pkl").write_bytes(pickle.dumps(Bomb(marker)))
         for path in ("pandas", "pickle"):

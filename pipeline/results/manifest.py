@@ -125,6 +125,9 @@ def fingerprint_facts(job: Job) -> dict[str, Any]:
     tree = redacted(job.model_dump(mode="json", exclude=_UNDECIDING))
     del tree["dataset"]["streaming"]
     _use_data_contents(tree["dataset"], job.dataset)
+    for strategy in tree["strategies"]:
+        if strategy["target"] is not None:
+            strategy["target"] = _with_code_hash(strategy["target"])
     for role, model in (("drafter", job.models.drafter), ("verifier", job.models.verifier)):
         folder = Path(model.path).expanduser()
         if folder.is_dir():
@@ -142,6 +145,13 @@ def _use_data_contents(tree: dict[str, Any], dataset: DatasetConfig) -> None:
         tree["data_files"] = {split: _pattern_hashes(names) for split, names in given.items()}
     elif given is not None:
         tree["data_files"] = _pattern_hashes(given)
+
+
+def _with_code_hash(target: str) -> str:
+    """`module:function`, and the hash of the module's file, which lies below the working directory."""
+    module = Path(*target.partition(":")[0].split("."))
+    files = [file for file in (module.with_suffix(".py"), module / "__init__.py") if file.is_file()]
+    return " ".join([target, *map(_file_hash, files)])
 
 
 def _pattern_hashes(patterns: str | list[str]) -> list[str]:

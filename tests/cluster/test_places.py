@@ -27,7 +27,7 @@ STORE = {"object_store_memory": 80 * 2**20}
 H100 = {"num_cpus": 16, "num_gpus": 4, "resources": {"accelerator_type:H100": 1}}
 L4 = {"num_cpus": 8, "num_gpus": 4, "resources": {"accelerator_type:L4": 1}}
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.endurance]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.fleet.conftest import REPOSITORY
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_rows_survive_what_is_done_to_a_run() -> None:
     given = ["--runs", "3", "--seed", "16", "--examples", "160"]
     # A process of its own: it looks at all processes below it, and this one may have a Ray.

@@ -99,7 +99,7 @@ def _stored() -> int:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_memory_is_flat_over_ten_thousand_rounds(plan: FleetPlan, ray_cluster: None) -> None:
     memories = asyncio.run(measured(plan))
     assert memories[-1].rounds - memories[0].rounds >= ROUNDS - 1000

@@ -288,7 +288,7 @@ PHASES = {
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_signal_in_any_phase_ends_the_run_in_seconds_and_leaves_no_process(
     tmp_path: Path, phase: str, sent: signal.Signals

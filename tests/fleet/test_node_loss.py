@@ -92,7 +92,7 @@ def begun(folder: Path, nodes: Nodes, drafters: int, verifiers: int) -> Command:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("role", ["drafting", "verifying"])
 def test_a_worker_without_a_place_leaves_its_work_to_the_other(
     nodes: Any, expected: Any, tmp_path: Path, role: str
@@ -108,7 +108,7 @@ def test_a_worker_without_a_place_leaves_its_work_to_the_other(
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("role", ["drafting", "verifying"])
 def test_the_only_worker_of_a_role_is_waited_for_and_then_the_run_ends_and_is_resumed(
     nodes: Any, expected: Any, tmp_path: Path, role: str
@@ -132,7 +132,7 @@ def test_the_only_worker_of_a_role_is_waited_for_and_then_the_run_ends_and_is_re
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_workers_move_to_a_node_that_comes(nodes: Any, expected: Any, tmp_path: Path) -> None:
     two = nodes({"drafting": 1}, {"verifying": 1})
     command = begun(tmp_path / "folder", two, 1, 1)

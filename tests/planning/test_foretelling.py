@@ -11,7 +11,7 @@ from tests.benchmarks.planning import CASES, foretold_over_real
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.ray
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_takes_as_long_as_foretold(case: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,10 @@ CHANGES = {
     "dataset.limit": 5,
     "dataset.shard_size": 7,
     "dataset.id": "en",
+    "dataset.revision": "v2",
+    "dataset.max_prompt_tokens": 9,
+    "dataset.long_prompts": "skip",
+    "models.drafter.device": "cpu",
     "models.verifier.path": "org/other",
     "models.verifier.revision": "main",
     "models.drafter.dtype": "float32",
@@ -115,6 +119,19 @@ REPLACED: dict[str, Callable[[Path], object]] = {
         folder / "drafter" / "model.safetensors"
     ).write_bytes(b"WEIGHTS"),
 }
+
+
+def test_a_target_counts_by_its_code(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def f(q, p, alpha): return p")
+    tree["strategies"] = [{"use": "custom", "target": "own:f"}]
+    output = begin(tree)
+    check(tree, output)
+    (tmp_path / "own.py").write_text("def f(q, p, alpha): return q")
+    with pytest.raises(JobError, match=r"strategies\.0\.target: was 'own:f "):
+        check(tree, output)
 
 
 @pytest.mark.parametrize("field", REPLACED)
