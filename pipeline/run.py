@@ -32,9 +32,9 @@ from pipeline.config import (
 )
 from pipeline.data.prompts import PromptReader
 from pipeline.data.shards import check_dataset, count_examples, iter_shards
-from pipeline.fleet.actors import RayFleet
 from pipeline.fleet.interface import Fleet, FleetPlan
 from pipeline.fleet.local import LocalFleet
+from pipeline.fleet.ray_fleet import RayFleet
 from pipeline.fleet.scheduler import Lease, Scheduler
 from pipeline.models.determinism import is_batch_invariant, prepare_numerics
 from pipeline.models.pairing import Pairing, check_pair, count_gpus

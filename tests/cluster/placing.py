@@ -19,9 +19,9 @@ import ray
 from ray.util.placement_group import placement_group
 
 from pipeline.config import load_cluster
-from pipeline.fleet.actors import RayFleet
 from pipeline.fleet.interface import FleetPlan
 from pipeline.fleet.placement import PlacementError, bundles_of, placed
+from pipeline.fleet.ray_fleet import RayFleet
 
 
 class Worker:

@@ -18,8 +18,8 @@ import ray  # makes psutil importable
 from psutil import Process
 
 from pipeline.config import ClusterConfig, DrafterRole, ModelConfig, ModelsConfig
-from pipeline.fleet.actors import RayFleet
 from pipeline.fleet.interface import FleetPlan
+from pipeline.fleet.ray_fleet import RayFleet
 from pipeline.fleet.scheduler import Scheduler
 from pipeline.records import Example, Sampling, Setting, Shard, Strategy
 from pipeline.workers.transport import Packed

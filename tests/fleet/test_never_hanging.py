@@ -32,7 +32,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError
 
 from pipeline.config import FailureConfig
-from pipeline.fleet import actors
+from pipeline.fleet import actors, calls
 from pipeline.fleet.errors import FleetLostError, StartError
 from pipeline.fleet.interface import FleetPlan
 from pipeline.results.writer import read_rows
@@ -259,7 +259,7 @@ def test_a_worker_hangs_that_is_silent_or_does_not_end_its_work(
     answer: float | Exception, hangs: bool
 ) -> None:
     limits = FailureConfig(block_seconds=10, silence_seconds=0.2)
-    assert asyncio.run(actors._hangs("drafter-0", Answering(answer), limits)) is hangs
+    assert asyncio.run(calls._hangs("drafter-0", Answering(answer), limits)) is hangs
 
 
 def test_a_model_thread_knows_how_long_it_works() -> None:
