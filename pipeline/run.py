@@ -301,7 +301,6 @@ async def _run(prepared: Prepared, watcher: Watcher, timeline: Path | None) -> F
         _check_complete(prepared, found, 0, 0)
         return Finished(len(found), 0, loop.time() - started, ())
     async with _fleet(prepared, timeline is not None) as fleet:
-        _stop_on_sigterm()  # again: Ray's start puts a handler of its own in place
         times = await _step_times(prepared, fleet)
         watcher.ready()
         ready = loop.time()

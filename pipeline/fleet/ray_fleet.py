@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import signal
+import threading
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
@@ -77,7 +79,8 @@ class RayFleet:
             StartError: a model cannot be loaded, or not in time.
         """
         try:
-            await _to_its_end(self._connect)
+            with _own_sigterm():
+                await _to_its_end(self._connect)
             await _to_its_end(self._reserve)
             assert self._group is not None
             await placed(self._group, self._plan.cluster)
@@ -241,6 +244,21 @@ async def _to_its_end(work: Callable[[], None]) -> None:
     except asyncio.CancelledError:
         await asyncio.gather(working, return_exceptions=True)
         raise
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep this process's answer to SIGTERM.
+
+    Ray puts one in its place that aborts the process three seconds later, ended or not.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+            signal.alarm(0)
 
 
 def _sum_of_lives(lives: Sequence[WorkerStats]) -> WorkerStats:

@@ -18,6 +18,7 @@ PROMPTS = [list(range(3, 3 + length)) for length in (4, 9, 2, 17, 6, 11)]
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize("name", ["llama", "t5_relu"])
 def test_compiled_models_write_what_eager_ones_write(name: str) -> None:
     setting = Setting(3, 12, Sampling(0.0), eos_token_ids=(EOS,))
