@@ -321,7 +321,7 @@ def _writable(text: str) -> str:
 
 def _decoder(run_folder: Path, trust_remote_code: bool) -> Callable[[list[int]], str]:
     """Token ids to text as the run's verifier spells them, with special tokens."""
-    from pipeline.config import JobError, ModelConfig
+    from pipeline.config import JobError, ModelConfig, one_line
     from pipeline.models.loading import load_tokenizer
     from pipeline.results.manifest import manifest_file, read_manifest
 
@@ -336,7 +336,7 @@ def _decoder(run_folder: Path, trust_remote_code: bool) -> Callable[[list[int]],
     except (OSError, ValueError) as error:
         raise JobError(
             f"models.verifier.path: the run's tokenizer {model.path} cannot be loaded from "
-            f"{Path.cwd()} ({' '.join(str(error).split())}); call from the folder that the job was "
+            f"{Path.cwd()} ({one_line(error)}); call from the folder that the job was "
             "run in, with --trust-remote-code if it comes with code that you trust"
         ) from error
     return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))

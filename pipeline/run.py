@@ -235,11 +235,6 @@ def _of_line(number: int, line: StrategyConfig) -> list[Strategy]:
         return sweep(line.use, line.model_dump(exclude={"use"}))
     except StrategyError as error:
         raise JobError(f"strategies.{number}.{error}") from error
-    except Exception as error:  # a custom target's module may raise anything
-        raise JobError(
-            f"strategies.{number}.target is '{line.target}', but its module cannot be imported: "
-            f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
 
 
 def _code_folder(job: Job) -> str:
@@ -531,8 +526,13 @@ def _rows_found(prepared: Prepared, shards: int) -> int:
     return examples * prepared.rows_per_example
 
 
+def workers_file(output: Path) -> Path:
+    """Where a run leaves the accounts of its workers."""
+    return output / "workers.json"
+
+
 def _write_workers(output: Path, finished: Finished) -> None:
     """What the workers did physically, beside the rows: `workers.json` of the last invocation."""
     text = json.dumps(asdict(finished), indent=2)
     with writing(output):
-        (output / "workers.json").write_text(text + "\n", encoding="utf-8")
+        workers_file(output).write_text(text + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from pipeline.config.cluster import (
     FailureConfig,
     VerifierRole,
 )
-from pipeline.config.errors import JobError, all_of
+from pipeline.config.errors import JobError, all_of, one_line
 from pipeline.config.job import DatasetConfig, Job, ModelConfig, ModelsConfig, StrategyConfig
 from pipeline.config.loading import load_cluster, load_job, parse_job
 from pipeline.config.yaml_files import near_path
@@ -34,5 +34,6 @@ __all__ = [
     "load_cluster",
     "load_job",
     "near_path",
+    "one_line",
     "parse_job",
 ]

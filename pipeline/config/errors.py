@@ -27,6 +27,11 @@ class JobError(ValueError):
         return [JobError(str(self)), *(one for other in self.others for one in other.all)]
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, as a sentence can go on with it."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def all_of(makers: Iterable[Callable[[], Item]]) -> list[Item]:
     """What all of them make.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,16 +46,17 @@ def _expanded(text: str) -> str:
         raise ValueError(f"{text!r} names no home folder; write the path out") from error
 
 
-def _function_name(text: str) -> str:
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", text):
-        raise ValueError(f"{text!r} names no function; write it as module:function")
-    return text
+def _matching(
+    pattern: str, otherwise: str, shown: Callable[[str], str] = reprlib.repr
+) -> AfterValidator:
+    """Holds a text to a pattern; `otherwise` is what is said of another one, behind the text."""
 
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{shown(text)} {otherwise}")
+        return text
 
-def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
-        raise ValueError(f"{text!r} is not a device; give auto, cpu, cuda, or one GPU as cuda:0")
-    return text
+    return AfterValidator(check)
 
 
 def _memory(value: Any) -> Any:
@@ -70,30 +72,6 @@ def _memory(value: Any) -> Any:
     return round(float(amount) * (1024 if binary else 1000) ** ("KMGT".index(prefix) + 1))
 
 
-def _accelerator(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", text):
-        raise ValueError(
-            f"{reprlib.repr(text)} is no type of accelerator; give Ray's name of one, as H100"
-        )
-    return text
-
-
-def _label(text: str) -> str:
-    if not re.fullmatch(rf"({_LABEL_PREFIX}/)?{_LABEL}", text):
-        raise ValueError(
-            f"{reprlib.repr(text)} is no name of a label; give one as pool or example.com/pool"
-        )
-    return text
-
-
-def _selector(text: str) -> str:
-    if not re.fullmatch(rf"!?({_LABEL}|in\({_LABEL}(, ?{_LABEL})*\))", text):
-        raise ValueError(
-            f"{reprlib.repr(text)} selects no label; give a value, in(a, b), or either with ! for all others"
-        )
-    return text
-
-
 def _temperature(value: float) -> float:
     if 0 < value < 1e-6:  # logits divided by less leave the range of float32
         raise ValueError(f"{value:g} is too close to 0; give 0, which is greedy, or 1e-6 and more")
@@ -106,13 +84,45 @@ OneLine = Annotated[str, AfterValidator(_one_line)]
 PathText = Annotated[OneLine, AfterValidator(_path)]
 """A path, perhaps with `~`, or a hub name or URL in its place."""
 LocalPath = Annotated[PathText, AfterValidator(_local)]
-Device = Annotated[str, AfterValidator(_device)]
+Device = Annotated[
+    str,
+    _matching(
+        r"auto|cpu|cuda(:\d{1,3})?",
+        "is not a device; give auto, cpu, cuda, or one GPU as cuda:0",
+        repr,
+    ),
+]
 Memory = Annotated[int, Field(ge=0, lt=2**63), BeforeValidator(_memory)]
 """Bytes, or a text such as `16GiB` or `500MB`."""
-Label = Annotated[str, AfterValidator(_label)]
-LabelSelector = Annotated[str, AfterValidator(_selector)]
-FunctionName = Annotated[str, AfterValidator(_function_name)]
-Accelerator = Annotated[str, AfterValidator(_accelerator)]
+Label = Annotated[
+    str,
+    _matching(
+        rf"({_LABEL_PREFIX}/)?{_LABEL}",
+        "is no name of a label; give one as pool or example.com/pool",
+    ),
+]
+LabelSelector = Annotated[
+    str,
+    _matching(
+        rf"!?({_LABEL}|in\({_LABEL}(, ?{_LABEL})*\))",
+        "selects no label; give a value, in(a, b), or either with ! for all others",
+    ),
+]
+FunctionName = Annotated[
+    str,
+    _matching(
+        r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*",
+        "names no function; write it as module:function",
+        repr,
+    ),
+]
+Accelerator = Annotated[
+    str,
+    _matching(
+        r"[A-Za-z0-9][A-Za-z0-9_.-]*",
+        "is no type of accelerator; give Ray's name of one, as H100",
+    ),
+]
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_temperature)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.errors import JobError
+from pipeline.config.errors import JobError, one_line
 from pipeline.config.sentences import printable
 
 
@@ -23,7 +23,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = _parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise JobError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise JobError(f"{path} is not YAML: {one_line(error)}") from error
     if not isinstance(tree, dict):
         raise JobError(f"{path} must hold a mapping of keys to values")
     return tree
@@ -112,8 +112,7 @@ def set_value(tree: dict[str, Any], override: str) -> None:
     try:
         value = _parse_yaml(text)
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise JobError(f"--set {override}: the value is not YAML: {reason}") from error
+        raise JobError(f"--set {override}: the value is not YAML: {one_line(error)}") from error
     if isinstance(node, list):
         node[_index(node, last, override)] = value
     elif isinstance(node, dict):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from pipeline.config import DatasetConfig, JobError
+from pipeline.config import DatasetConfig, JobError, one_line
 from pipeline.records import SKIPPED, Example, RowError
 
 Row = Mapping[str, Any]
@@ -127,9 +127,8 @@ class PromptReader:
         except (
             Exception
         ) as error:  # a template is a program, and says so when it takes no such chat
-            reason = " ".join(str(error).split())
             raise _BadRow(
-                "chat_template", f"the chat template takes no such chat: {reason}"
+                "chat_template", f"the chat template takes no such chat: {one_line(error)}"
             ) from error
 
     def _references(self, row: Row) -> tuple[str, ...]:

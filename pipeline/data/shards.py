@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 import pyarrow.parquet as pq
 
-from pipeline.config import DatasetConfig, JobError, all_of
+from pipeline.config import DatasetConfig, JobError, all_of, one_line
 from pipeline.data.files import (
     UNREADABLE,
     check_location,
@@ -52,7 +52,7 @@ def load_rows(config: DatasetConfig) -> Iterable[dict[str, Any]]:
         )
     except Exception as error:  # whatever a builder or a file system of `datasets` raises
         raise JobError(
-            f"dataset.path: {config.path!r} cannot be loaded: {_one_line(error)}"
+            f"dataset.path: {config.path!r} cannot be loaded: {one_line(error)}"
         ) from error
     return rows
 
@@ -123,7 +123,7 @@ def _numbered(config: DatasetConfig) -> Iterator[tuple[int, dict[str, Any]]]:
         raise
     except Exception as error:  # as when loading; a broken archive says EOFError, for one
         raise JobError(
-            f"dataset.path: {config.path!r} cannot be read behind {place} rows: {_one_line(error)}; "
+            f"dataset.path: {config.path!r} cannot be read behind {place} rows: {one_line(error)}; "
             "mend the file, or set dataset.limit"
         ) from error
 
@@ -203,7 +203,3 @@ def _count_rows(config: DatasetConfig) -> int | None:
         return len(rows)
     splits = rows.info.splits or {}
     return splits[config.split].num_examples if config.split in splits else None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -101,11 +101,17 @@ class FleetPlan:
 
         Those that it is linked to; without links all banks of the fleet are dealt to all verifiers.
         """
-        drafters, verifiers = self.drafter_names(), self.verifier_names()
-        banks = range(self.cluster.banks)
-        if linked := self.cluster.links.get(drafters[drafter]):
+        cluster, banks = self.cluster, range(self.cluster.banks)
+        if cluster.links:
+            verifiers = self.verifier_names()
+            linked = cluster.links[self.drafter_names()[drafter]]
             return [verifiers.index(linked[bank % len(linked)]) for bank in banks]
-        return [(drafter + bank * len(drafters)) % len(verifiers) for bank in banks]
+        drafters, others = cluster.drafter.count, cluster.verifier.count
+        return [(drafter + bank * drafters) % others for bank in banks]
+
+    def all_verifiers(self) -> list[list[int]]:
+        """The verifiers of all drafters, in their order."""
+        return [self.verifiers_of(drafter) for drafter in range(self.cluster.drafter.count)]
 
     def load_drafter(self, name: str) -> DrafterWorker:
         """Load the drafter in this process."""

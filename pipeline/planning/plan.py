@@ -29,7 +29,6 @@ from pipeline.planning.problems import Problem, doubts, refusals
 from pipeline.planning.prompts import Prompts, first_prompts
 from pipeline.planning.rounds import (
     Rounds,
-    calls_of,
     draft_length,
     earlier_run,
     measured,
@@ -156,7 +155,7 @@ def make_plan(job: Job, options: Options) -> Plan:
     prompts = first_prompts(prepared)
     problems.extend(doubts(prepared, sizes, prompts))
     plan = fleet_plan(prepared)
-    calls = calls_of(prepared.cluster, plan)
+    calls = plan.all_verifiers()
     cost = _cost(prepared, plan, options)
     details = Details(
         prepared,

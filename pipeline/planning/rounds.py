@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.config import ClusterConfig
 from pipeline.data.shards import iter_shards
 from pipeline.fleet.interface import FleetPlan
 from pipeline.fleet.local import LocalFleet
 from pipeline.fleet.scheduler import Scheduler
 from pipeline.planning.balance import Steps
 from pipeline.planning.calls import Assumed
-from pipeline.planning.simulation import Forecast, Pipeline, dealt, forecast
+from pipeline.planning.simulation import Forecast, Pipeline, forecast
 from pipeline.protocol.strategies import KINDS, Execution
 from pipeline.records import WorkerStats
 from pipeline.results.writer import finished_shards, read_rows
-from pipeline.run import Prepared, fleet_plan
+from pipeline.run import Prepared, fleet_plan, workers_file
 
 SPREAD = 0.5
 """Standard deviation of a worker's work on a round over its mean, where only the mean is known.
@@ -27,9 +26,6 @@ SPREAD = 0.5
 Rounds differ in lanes, in strategies and in prompts to read. Timelines of the g2p pair on two cores
 that others worked on, too, had 0.5 for verifiers and 0.65 for drafters.
 """
-
-WORKERS = "workers.json"
-"""What a run leaves of its workers in its folder."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ def earlier_run(prepared: Prepared) -> Rounds | None:
     None if there was none, it decoded nothing, or its accounts are not those of this version.
     """
     try:
-        found = json.loads((prepared.output / WORKERS).read_text("utf-8"))
+        found = json.loads(workers_file(prepared.output).read_text("utf-8"))
         workers = [WorkerStats(**one) for one in found["workers"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -137,14 +133,6 @@ async def _decoded(plan: FleetPlan, prepared: Prepared) -> list[WorkerStats]:
         async for _ in Scheduler(fleet.drafters).leases(iter_shards(some, prepared.reader)):
             pass
         return await fleet.stats()
-
-
-def calls_of(cluster: ClusterConfig, plan: FleetPlan) -> list[list[int]]:
-    """The verifier of each bank of each drafter, by index."""
-    drafters = cluster.drafter.count
-    if cluster.links:
-        return [plan.verifiers_of(drafter) for drafter in range(drafters)]
-    return dealt(drafters, cluster.verifier.count, cluster.banks)
 
 
 def predicted(

@@ -57,11 +57,6 @@ class Forecast:
         return self.rounds / self.seconds if self.seconds else 0.0
 
 
-def dealt(drafters: int, verifiers: int, banks: int) -> list[list[int]]:
-    """The verifier of each bank of each drafter where no links are given, as `FleetPlan` deals them."""
-    return [[(d + bank * drafters) % verifiers for bank in range(banks)] for d in range(drafters)]
-
-
 def forecast(pipeline: Pipeline, rounds: int) -> Forecast:
     """Simulate so many rounds of banks; all are there at the start, and any drafter may do them."""
     window = min(rounds, WINDOW * pipeline.banks)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from pipeline.config import JobError
+from pipeline.config import JobError, one_line
 from pipeline.quality import texts
 from pipeline.quality.modules import BestReference, HubModule, References, Rouge, SacreBleu
 
@@ -166,9 +166,8 @@ def _load_from_hub(name: str) -> Metric:
     try:
         module = HubModule(name)
     except Exception as error:  # its code is somebody's and may raise anything
-        reason = " ".join(str(error).split())
         raise JobError(
-            f"metrics: '{name}' is not built in and `evaluate` cannot load it ({reason}); "
+            f"metrics: '{name}' is not built in and `evaluate` cannot load it ({one_line(error)}); "
             f"{_remedy(name)}"
         ) from error
     return Metric(name, f"`{name}` of evaluate", "as the module says", True, True, module)

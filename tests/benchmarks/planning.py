@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config import load_job
-from pipeline.planning.rounds import calls_of, draft_length, earlier_run, predicted
-from pipeline.planning.simulation import Pipeline, dealt, forecast
+from pipeline.planning.rounds import draft_length, earlier_run, predicted
+from pipeline.planning.simulation import Pipeline, forecast
 from pipeline.run import Prepared, fleet_plan, prepare, run
 from tests.benchmarks.fleets import Unwatched
 from tests.benchmarks.ratio import Ratio
+from tests.planning.test_simulation import dealt
 
 RUNS = 3
 CASES = {
@@ -51,7 +52,7 @@ def foretold(prepared: Prepared) -> float:
     """Seconds of decoding that the accounts in a run's folder let expect."""
     rounds = earlier_run(prepared)
     assert rounds is not None
-    calls = calls_of(prepared.cluster, fleet_plan(prepared))
+    calls = fleet_plan(prepared).all_verifiers()
     verifiers = prepared.cluster.verifier.count
     return predicted(rounds.steps, draft_length(prepared), calls, verifiers, rounds.count).seconds
 

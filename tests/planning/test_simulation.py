@@ -8,8 +8,13 @@ import time
 import pytest
 
 from pipeline.planning import simulation
-from pipeline.planning.simulation import Forecast, Pipeline, dealt, forecast
+from pipeline.planning.simulation import Forecast, Pipeline, forecast
 from tests.simulated import Shape, SimulatedFleet, simulate
+
+
+def dealt(drafters: int, verifiers: int, banks: int) -> list[list[int]]:
+    """The verifier of each bank of each drafter where no links are given."""
+    return [[(d + bank * drafters) % verifiers for bank in range(banks)] for d in range(drafters)]
 
 
 def one_to_one(banks: int, transfer: float = 0.0) -> Pipeline:
